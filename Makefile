@@ -29,7 +29,7 @@ test: .venv/ready  ## run the quick tests, in as many processes as there are CPU
 	@test ! -e /proc/driver/nvidia/version || $(BIN)/python -m pytest -m gpu
 
 test-fast: .venv/ready  ## run the quick tests that start no training
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow" $(wildcard $(addprefix tests/test_,architecture.py config.py plan.py index.py task*.py model*.py runtime.py marks.py))
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow" $(wildcard $(addprefix tests/test_,architecture.py config.py plan.py index.py task*.py model*.py runtime.py))
 
 lint: .venv/ready  ## check style, format and types
 	$(BIN)/ruff check .

@@ -29,12 +29,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from conf.cli import parse_options
-from conf.errors import UserError, told
+from conf.errors import UserError, told, unknown_name
 from conf.files import write_atomically
 from loaders import build_loaders
 from loaders.batch import map_leaves, num_samples, part, tensors_of
 from loaders.transform import ImageTransform
-from models import build_model
 from runtime import run_command
 from runtime.trained import read_trained
 from tasks import Task, build_task
@@ -43,21 +42,32 @@ TOLERANCE = 1e-4
 MOST_SAMPLES = 64
 
 
-class Normalisation(nn.Module):
-    """Makes inputs of the model of images (N, H, W, C) as they are in files, as the loader does."""
+class Exported(nn.Module):
+    """The model with the task's predictions. With a transform, it takes images (N, H, W, C) as they
+    are in files, which it normalises as the loader does."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, transform: ImageTransform, dtype: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        transform: ImageTransform | None = None,
+        dtype: torch.dtype = torch.uint8,
+    ) -> None:
         super().__init__()
-        self.dtype = getattr(torch, dtype)
-        full_intensity = 65535 if self.dtype == torch.uint16 else 255
-        self.register_buffer("scale", transform.scales[0] / full_intensity)
-        self.register_buffer("shift", transform.shifts[0].clone())
+        self.model, self.predictions = model, task.predictions
+        self.takes_images, self.dtype = transform is not None, dtype
+        if transform is not None:
+            full_intensity = 65535 if dtype == torch.uint16 else 255
+            self.register_buffer("scale", transform.scales[0] / full_intensity)
+            self.register_buffer("shift", transform.shifts[0].clone())
 
-    def forward(self, images: Tensor) -> Tensor:
-        return images.permute(0, 3, 1, 2).float() * self.scale + self.shift
+    def forward(self, inputs: Any) -> Tensor:
+        if self.takes_images:
+            inputs = inputs.permute(0, 3, 1, 2).float() * self.scale + self.shift
+        return self.predictions(self.model(inputs))
 
     def images_of(self, inputs: Tensor) -> Tensor:
         """Return the images of the nearest intensities."""
@@ -66,70 +76,57 @@ class Normalisation(nn.Module):
         return pixels.permute(0, 2, 3, 1).to(torch.int32).to(self.dtype).contiguous()
 
 
-class Exported(nn.Module):
-    """The model with the task's predictions and, for images, the normalisation."""
-
-    def __init__(self, model: nn.Module, task: Task, before: nn.Module | None = None) -> None:
-        super().__init__()
-        self.before = before or nn.Identity()
-        self.model, self.predictions = model, task.predictions
-
-    def forward(self, inputs: Any) -> Tensor:
-        return self.predictions(self.model(self.before(inputs)))
-
-
 def main() -> None:
     options, overrides = parse_options(__doc__, sys.argv[1:], run=None, format=None, out=None)
-    if options["format"] not in FORMATS:
-        raise UserError(f"format={options['format']} is unknown; use one of {', '.join(FORMATS)}")
-    if options["format"] == "torch" and not options["out"].endswith(".pt2"):
-        raise UserError(f"out={options['out']}: torch.export.load needs a name that ends in .pt2")
+    form, out = options["format"], Path(options["out"])
+    if form not in FORMATS:
+        raise unknown_name("format", form, FORMATS)
+    if form == "torch" and out.suffix != ".pt2":
+        raise UserError(f"out={out}: torch.export.load needs a name that ends in .pt2")
     # On the CPU and not compiled, as it is going to be exported.
     as_exported = ["model.compile=false", "model.channels_last=false", "loss.weights=null"]
     as_exported += ["loader.channels_last=false", "loader.num_workers=0"]
     trained = read_trained(Path(options["run"]), [*as_exported, *overrides])
-    cfg, out = trained.cfg, Path(options["out"])
+    cfg = trained.cfg
 
     # data
     _, loader = build_loaders(cfg, torch.device("cpu"))
     trained.check_data(loader)
+    given = part(next(iter(loader))[0], 0, MOST_SAMPLES)
 
     # model
     task = build_task(cfg, loader)
-    model = build_model(cfg.model, trained.in_channels, task.num_outputs)
-    trained.load_into(model)
-
-    # expected predictions, for real samples
+    model = trained.build_model(task)
     facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
     facts["classes"] = loader.info.classes
-    given = part(next(iter(loader))[0], 0, MOST_SAMPLES)
-    transform, before = loader.transform, None
+    transform = loader.transform
     if isinstance(transform, ImageTransform):
-        before = Normalisation(transform, loader.info.dtype)
-        given = before.images_of(given)
+        exported = Exported(model, task, transform, getattr(torch, loader.info.dtype))
+        given = exported.images_of(given)
         # The crop of the photo that is resized by this becomes an image: examples/use_onnx.py.
         facts["resize"] = transform.output_size if cfg.data.crop is None else cfg.data.resize
         facts["crop"] = transform.output_size
         facts |= {"background": cfg.data.background, "exif": cfg.data.exif}
-    exported = Exported(model, task, before).eval()
-    with torch.no_grad():
-        expected = exported(given)
-
-    # the file, which gets its name if its predictions are the same
+    else:
+        exported = Exported(model, task)
+    exported.eval()
     metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
     metadata["model"] = cfg.model.arch or cfg.model.name
+
+    # the file, which gets its name if its predictions are the same, for all samples and for one
+    with torch.no_grad():
+        expected = exported(given)
     out.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(out) as unchecked:
         try:
-            compute = FORMATS[options["format"]](exported, given, metadata, unchecked)
+            compute = FORMATS[form](exported, given, metadata, unchecked)
             with torch.no_grad():
-                # Any number of samples at a time: all, and one.
                 found = torch.cat([compute(given), compute(part(given, 0, 1))])
         except (ModuleNotFoundError, OSError):  # such as a full disk
             raise
         except Exception as error:  # PyTorch has no common type for what it cannot export
             raise UserError(
-                f"format={options['format']} does not take this model ({told(error)}); "
+                f"format={form} does not take this model ({told(error)}); "
                 "format=safetensors writes its weights"
             ) from error
         wanted = torch.cat([expected, expected[:1]])
@@ -151,11 +148,9 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
     import onnxscript  # noqa: F401  # which torch.onnx needs
 
     program = torch.onnx.export(
-        exported,
-        (part(given, 0, 2), {}),  # a dict at the end would be taken for keyword arguments
-        input_names=["images"] if isinstance(exported.before, Normalisation) else None,
+        program_of(exported, given),
+        input_names=["images"] if exported.takes_images else None,
         output_names=["outputs"],
-        dynamic_shapes=any_batch(given),
         dynamo=True,
         verbose=False,
     )
@@ -173,12 +168,18 @@ def write_onnx(exported: Exported, given: Any, metadata: dict[str, str], file: P
 
 
 def write_program(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
-    # With one sample, the number of samples would be fixed at 1.
-    program = torch.export.export(exported, (part(given, 0, 2),), dynamic_shapes=any_batch(given))
-    content = BytesIO()  # PyTorch ends the process if the disk is full
+    program, content = program_of(exported, given), BytesIO()
+    # Not to the file: PyTorch ends the process if the disk is full.
     torch.export.save(program, content, extra_files={"metadata.json": json.dumps(metadata)})
     file.write_bytes(content.getbuffer())
     return torch.export.load(file).module()
+
+
+def program_of(exported: Exported, given: Any) -> torch.export.ExportedProgram:
+    """Export for any number of samples: of two, as their number would be fixed at one."""
+    batch = Dim("batch")
+    shapes = map_leaves(lambda x: {0: batch} if isinstance(x, Tensor) else None, given)
+    return torch.export.export(exported, (part(given, 0, 2),), dynamic_shapes=(shapes,))
 
 
 def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file: Path) -> Compute:
@@ -192,12 +193,6 @@ def write_weights(exported: Exported, given: Any, metadata: dict[str, str], file
 
 
 FORMATS = {"onnx": write_onnx, "torch": write_program, "safetensors": write_weights}
-
-
-def any_batch(given: Any) -> tuple[Any]:
-    """Return the shapes that may vary: the first dimension of each tensor, of any size."""
-    batch = Dim("batch")
-    return (map_leaves(lambda x: {0: batch} if isinstance(x, Tensor) else None, given),)
 
 
 if __name__ == "__main__":

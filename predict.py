@@ -17,10 +17,11 @@ import csv
 import json
 import os
 import sys
+from collections import ChainMap
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -29,22 +30,27 @@ from tqdm import tqdm
 from conf.cli import parse_options
 from conf.errors import UserError, counted
 from conf.files import write_atomically
-from loaders import Loader, build_loaders
+from loaders import build_loaders
 from loaders.predict import build_new_loader, build_test_loader
-from models import build_model
 from runtime import run_command, setup
 from runtime.process_group import ProcessGroup
 from runtime.trained import read_trained
 from tasks import build_task
 
 SPLITTING = ("data.fold=", "data.num_folds=", "data.split_seed=", "data.val_")
-"""Beginnings of overrides by which other samples would be left out."""
 
 
 def main() -> None:
     options, overrides = parse_options(__doc__, sys.argv[1:], run=None, out=None, split="")
+    out, split = Path(options["out"]), options["split"]
+    for override in overrides:
+        if split in ("val", "test") and override.lstrip("+").startswith(SPLITTING):
+            raise UserError(
+                f"{override}: split={split} is that of the run, which has trained on the other "
+                "samples; leave it out"
+            )
     trained = read_trained(Path(options["run"]), overrides)
-    cfg, out, split = trained.cfg, Path(options["out"]), options["split"]
+    cfg = trained.cfg
 
     # processes: this one, or those that torchrun has started
     if "LOCAL_RANK" in os.environ:
@@ -56,14 +62,7 @@ def main() -> None:
 
     # data and task
     broken: dict[str, str] = {}
-    loader: Loader
     if split in ("val", "test"):
-        for override in overrides:
-            if override.lstrip("+").startswith(SPLITTING):
-                raise UserError(
-                    f"{override}: split={split} is that of the run, which has trained on the other "
-                    "samples; leave it out"
-                )
         train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
         if split == "test":
             loader = build_test_loader(cfg, trained.target, device, group.rank, group.world_size)
@@ -79,52 +78,42 @@ def main() -> None:
             cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
         )
         task = build_task(cfg, loader)
-
-    # model
-    if task.makes_images and out.resolve() == Path(cfg.data.root).resolve():
+    makes_images = "image" in task.columns
+    path = out / "predictions.csv" if makes_images else out
+    if makes_images and out.resolve() == Path(cfg.data.root).resolve():
         raise UserError(
             f"out={out} is data.root, whose images would be replaced; use another folder"
         )
-    model = build_model(cfg.model, trained.in_channels, task.num_outputs)
-    trained.load_into(model)
-    model = model.to(device).eval()
+    if path.is_dir():
+        raise UserError(f"out={path} is a folder; give a file, such as out={path}.csv")
 
-    # predictions: rows of the table by sample
-    columns = (*("image",) * task.makes_images, *task.columns)
+    # model
+    model = trained.build_model(task).to(device).eval()
+
+    # rows of the table by sample: predictions and error
+    no_values = [""] * len(task.columns)
     rows: dict[int, tuple[str, ...]] = {}
     totals = torch.zeros(task.num_sums, dtype=torch.float64, device=device)
     precision = torch.autocast(device.type, trained.precision, trained.precision != torch.float32)
     bar = tqdm(loader, "predicting", leave=False, disable=None if group.rank == 0 else True)
-    path = out / "predictions.csv" if task.makes_images else out
-    if path.is_dir():
-        raise UserError(f"out={path} is a folder; give a file, such as out={path}.csv")
     with torch.no_grad(), precision:
         for inputs, targets in bar:
             outputs = model(inputs)
             if split:
                 totals += task.sums(outputs, targets)
-            images = task.images(outputs)
-            values = zip(loader.last_samples, task.table_rows(outputs), strict=True)
-            for number, (sample, cells) in enumerate(values):
-                rows[sample] = tuple(x if isinstance(x, str) else f"{x:.6g}" for x in cells)
-                if images is not None:
-                    file = image_file(loader.info.name_of(sample), cfg.data.root, out)
-                    write_image(file, images[number], task.palette)
-                    rows[sample] = (str(file), *rows[sample])
+            for sample, values in zip(loader.last_samples, task.table_rows(outputs), strict=True):
+                file = image_file(loader.info.name_of(sample), cfg.data.root, out)
+                rows[sample] = (*(cell(value, file) for value in values), "")
+    rows |= {sample: (*no_values, reason) for sample, reason in loader.bad.items()}
 
     # from all ranks
     if group.world_size > 1:
         dist.all_reduce(totals)
-    ranks = group.gather((rows, loader.bad))
+    table = dict(ChainMap(*group.gather(rows)))
     if group.rank != 0:
         return
 
     # the table, in the order of the files
-    table: dict[int, tuple[str, ...]] = {}
-    no_values = [""] * len(columns)
-    for rows, bad in ranks:
-        table |= {sample: (*row, "") for sample, row in rows.items()}
-        table |= {sample: (*no_values, reason) for sample, reason in bad.items()}
     lines = [(loader.info.name_of(sample), *table[sample]) for sample in sorted(table)]
     lines += [(name, *no_values, reason) for name, reason in broken.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,39 +122,34 @@ def main() -> None:
         write_atomically(path) as temporary,
         temporary.open("w", newline="", errors="surrogateescape") as text,
     ):
-        csv.writer(text).writerow(("path", *columns, "error"))
+        csv.writer(text).writerow(("path", *task.columns, "error"))
         csv.writer(text).writerows(sorted(lines) if broken else lines)
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
         with write_atomically(path.with_suffix(".metrics.json")) as temporary:
             temporary.write_text(json.dumps(metrics, indent=2) + "\n")
-    num_broken = sum(bool(line[-1]) for line in lines)
+    num_broken = sum(line[-1] != "" for line in lines)
     last = f"{counted(len(lines), 'sample')}, {num_broken} of them broken: {path}"
     print("; ".join([last, f"weights {trained.weights_file}", *loader.info.description]))
 
 
 def image_file(name: str, root: str, out: Path) -> Path:
-    """Return the PNG file of a prediction: its input's path relative to `root`, below `out`."""
+    """Return the PNG file below `out` for an input `name`, whose place is that below `root`."""
     path, root = Path(name), os.path.normpath(root)  # as in names
     place = path.relative_to(root if path.is_relative_to(root) else path.anchor)
     # Beside a.png, a.jpg becomes a.jpg.png.
     return out / place if place.suffix == ".png" else out / f"{place}.png"
 
 
-def write_image(file: Path, image: np.ndarray, palette: np.ndarray | None) -> None:
-    """Write a uint8 image (H, W, 1 or 3) or indices (H, W); 8-bit indices have palette colours."""
-    if image.ndim == 3 and image.shape[2] not in (1, 3):
-        raise UserError(
-            f"{file} cannot be written: a PNG has 1 or 3 channels, the prediction "
-            f"{image.shape[2]}; use export.py, whose files return all channels"
-        )
-    picture = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-    if palette is not None and image.dtype == np.uint8:
-        picture.putpalette(palette.tobytes())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(file) as temporary:
-        picture.save(temporary)
+def cell(value: Any, file: Path) -> str:
+    """Return a value of the table as text; a picture is written to the file."""
+    if isinstance(value, Image.Image):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(file) as temporary:
+            value.save(temporary)
+        return str(file)
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 if __name__ == "__main__":

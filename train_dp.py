@@ -16,7 +16,7 @@ from models import build_model
 from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_everything, setup
 
 # new #: says so where nothing is gained
-from runtime.data_parallel import visible_gpus
+from runtime.distributed import visible_gpus
 from tasks import build_task
 
 

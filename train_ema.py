@@ -81,13 +81,13 @@ def main(cfg: Config) -> None:
             scheduler.step()
 
             # new #: the average follows
-            ema.update(model)
+            ema.update()
 
             # record
             run.step(loss, grad_norm)
 
         # new #: the average is what counts
-        ema.swap(model)
+        ema.swap()
 
         # validation
         totals, shown = evaluate(
@@ -97,7 +97,7 @@ def main(cfg: Config) -> None:
         )
 
         # new #: back to the weights that learn
-        ema.swap(model)
+        ema.swap()
 
         # record
         run.epoch(task, totals, shown)

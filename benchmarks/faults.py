@@ -31,7 +31,7 @@ from typing import Any
 from conf.cli import parse_options
 
 TABLE = Path("benchmarks/faults.csv")
-PRODUCT = re.compile(r"[^/]*\.py|(conf|loaders|runtime|tasks|models|launch|plain)/.*\.py")
+PRODUCT = re.compile(r"[^/]*\.py|(conf|loaders|runtime|tasks|models|tools|launch|plain)/.*\.py")
 TESTS = ("tests", "template/tests", "benchmarks/tests")
 ALIKE: list[Any] = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq)]
 ALIKE += [(ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub)]

@@ -95,10 +95,10 @@ def tables(rows: Rows) -> str:
     """All tables of the rows of a file, below the machine and the commit."""
     newest = max(rows, key=lambda row: row.date)
     machine = newest.gpu or f"{newest.cpu}, {newest.cores} cores"
-    parts = [
-        f"{machine}, at commit {newest.commit} on {newest.date[:10]}. Medians; ratios are taken "
-        "within rounds, with 95 % intervals."
-    ]
+    how = "Medians; ratios are taken within rounds, with 95 % intervals."
+    if max(row.repeats for row in rows) == 1:
+        how = "One measurement each."
+    parts = [f"{machine}, at commit {newest.commit} on {newest.date[:10]}. {how}"]
     for case, some in by_case([row for row in rows if row.benchmark == "compare"]).items():
         parts.append(markdown(loader_table(case, some)))
     for case, some in by_case([row for row in rows if row.benchmark == "loop_overhead"]).items():

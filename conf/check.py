@@ -3,57 +3,58 @@
 import math
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
-from operator import attrgetter
 from typing import Any
 
 from conf.errors import UserError
-from conf.groups import FOLD, IMAGES
-from conf.schema import TRACE, Config
+from conf.schema import Config
 
 
-def keys_of(group: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Yield each key, such as `data.crop`, and its field."""
+def keys_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any]]:
+    """Yield each key of a configuration, such as `data.crop`, its field, and its value."""
     for field in fields(group):
-        if isinstance(field.type, type) and is_dataclass(field.type):
-            yield from keys_of(field.type, f"{field.name}.")
+        value = getattr(group, field.name)
+        if is_dataclass(value):
+            yield from keys_of(value, f"{prefix}{field.name}.")
         else:
-            yield prefix + field.name, field
+            yield prefix + field.name, field, value
 
 
 def check_ranges(cfg: Config) -> None:
     """Raise UserError for a value that is out of its range, or an address with a password."""
-    for key, field in keys_of():
-        value, allowed = attrgetter(key)(cfg), field.metadata.get("allowed")
-        text = str(value)
-        if "://" in text and ("@" in text or "?" in text):
+    for key, field, value in keys_of(cfg):
+        if "://" in str(value) and ("@" in str(value) or "?" in str(value)):
             raise UserError(
                 f"{key} holds a user, password or query, which runs would store; leave it out, and "
                 "set the credentials in the environment (docs/shards.md)"
             )
-        or_null = ", or null" if field.default is None else ""
-        if allowed and not (or_null and value is None) and not allowed.contains(value):
+        if value is None and field.default is None:
+            continue
+        allowed = field.metadata.get("allowed")
+        if allowed and not allowed.contains(value):
+            or_null = ", or null" if field.default is None else ""
             raise UserError(f"{key}={value} is not possible; use {allowed.description}{or_null}")
 
 
 def check_effects(cfg: Config) -> None:
     """Raise UserError for a key that would do nothing: no choice of the run reads it."""
-    choices = {
-        f"data={cfg.data.layout}",
-        f"data.shuffle={cfg.data.shuffle}",
-        f"loader={cfg.loader.name}",
+    task = cfg.task.name
+    conditions = {
+        f"data={cfg.data.layout}": True,
+        f"data.shuffle={cfg.data.shuffle}": True,
+        f"loader={cfg.loader.name}": True,
+        "images": cfg.data.layout != "own",
+        "classes": task not in ("regression", "restoration"),
+        "one class per sample": task not in ("regression", "restoration", "multilabel"),
+        "data.fold=NUMBER": cfg.data.fold is not None,
+        "profile.steps=[SKIP,RECORD]": cfg.profile.steps is not None,
     }
-    if cfg.data.layout != "own":
-        choices.update(IMAGES)
-    if cfg.data.fold is not None:
-        choices.update(FOLD)
-    if cfg.profile.steps is not None:
-        choices.update(TRACE)
-
-    defaults = Config()
-    for key, field in keys_of():
-        value, of = attrgetter(key)(cfg), field.metadata.get("of")
-        if of and not choices & set(of) and value not in (0, attrgetter(key)(defaults)):
-            raise UserError(f"{key}={value} does nothing without {' or '.join(of)}; leave it out")
+    defaults = {key: value for key, _, value in keys_of(Config())}
+    for key, field, value in keys_of(cfg):
+        of = field.metadata.get("of")
+        if not of or value in (0, defaults[key]):
+            continue
+        if not any(conditions.get(condition) for condition in of.split(" or ")):
+            raise UserError(f"{key}={value} does nothing without {of}; leave it out")
 
 
 def check_combinations(cfg: Config) -> None:

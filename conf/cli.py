@@ -19,14 +19,11 @@ from omegaconf.errors import (
 )
 
 from conf.check import check_combinations, check_effects, check_ranges, keys_of
-from conf.errors import UserError, cause_of, missing_package, nearest
+from conf.errors import UserError, cause_of, missing_package, nearest, place_of, unknown_name
 from conf.schema import Config
 
 EXIT_CODE = 2
 MAX_LINES = 3
-HYDRA_OPTIONS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun"}
-HYDRA_OPTIONS |= {"shell-completion", "config-path", "config-name", "config-dir", "info"}
-HYDRA_OPTIONS |= {"experimental-rerun", ""}
 
 
 def with_home(argument: str) -> str:
@@ -35,21 +32,20 @@ def with_home(argument: str) -> str:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for a key with dashes, such as `--lr`, where Hydra would print its usage, and
-    for one that is removed, such as `~epochs`, which would do nothing."""
+    """Raise UserError for a key with dashes, such as `--lr` or `--batch-size`, where Hydra would
+    print its usage, and for one that is removed, such as `~epochs`, which would do nothing."""
     for argument in arguments:
-        key = argument.lstrip("-~").partition("=")[0]
-        if argument.startswith("~") and key in _keys_and_groups():
-            raise UserError(f"{argument}: leave {key} out, or write {key}=VALUE")
-        is_key = argument.startswith("-") and key in _keys_and_groups()
-        is_unknown = argument.startswith("--") and key not in HYDRA_OPTIONS
-        if is_key or is_unknown:
-            near = "" if is_key else nearest(key, _keys_and_groups())
-            raise UserError(f"{argument}: keys have no dashes; write {key}=VALUE{near}")
+        name = argument.lstrip("-~").partition("=")[0].replace("-", "_")
+        ends = f".{name}", f"_{name}"
+        keys = [key for key in _keys_and_groups() if f".{key}".endswith(ends)]
+        if argument.startswith(("-", "~")) and keys:
+            raise UserError(
+                f"{argument}: keys have no dashes; leave it out, or write {keys[0]}=VALUE"
+            )
 
 
 def parse_options(
-    usage: str | None, arguments: Sequence[str], **options: str | None
+    usage: str | None, arguments: Sequence[str], **options: Any
 ) -> tuple[dict[str, str], list[str]]:
     """Return the values of a tool's own options, and all other arguments: overrides of the
     configuration. `--help` prints the usage.
@@ -71,17 +67,14 @@ def parse_options(
             options[key] = value
         else:
             overrides.append(argument)
-    given = {key: value for key, value in options.items() if value is not None}
-    if missing := options.keys() - given.keys():
-        raise UserError(f"{min(missing)}= is missing from the command line; see --help")
-    return given, overrides
+    if missing := [key for key, value in options.items() if value is None]:
+        raise UserError(f"{missing[0]}= is missing from the command line; see --help")
+    return options, overrides
 
 
 def load_config(overrides: Sequence[str]) -> Config:
-    """Compose conf/config.yaml with overrides, as the training scripts do, and check the result.
-
-    `explain()` explains the errors that it raises.
-    """
+    """Compose conf/config.yaml with overrides, as the training scripts do, and check the result; of
+    the errors that it raises, `explain()` knows what the user can do."""
     with initialize_config_dir(str(Path(__file__).parent), version_base="1.3"):
         cfg = to_config(compose("config", list(overrides)))
     check_effects(cfg)  # not of the configuration of an earlier run, which nobody types
@@ -90,8 +83,9 @@ def load_config(overrides: Sequence[str]) -> Config:
 
 def to_config(composed: Any) -> Config:
     """Turn a composed DictConfig into dataclasses, and check it."""
-    # Refuses keys that Hydra's + has added.
+    # Refuses keys that Hydra's + has added
     typed = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.to_container(composed))
+    OmegaConf.copy_cache(composed, typed)  # `run_stamp` stays that of the folder
     cfg = cast(Config, OmegaConf.to_object(typed))
     check_ranges(cfg)
     check_combinations(cfg)
@@ -123,7 +117,7 @@ def explain(error: Exception) -> str | None:
     elif isinstance(error, HydraException | OmegaConfBaseException):
         text = _explain_config(error)
     elif isinstance(error, OSError) and error.filename and not text:
-        text = f"{error.filename}: {error.strerror}; choose another path"
+        text = f"{error.filename}: {error.strerror}{place_of(error)}; choose another path"
     elif isinstance(error, ModuleNotFoundError):
         text = missing_package(str(error.name)) or ""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -140,8 +134,7 @@ def _explain_config(error: Exception) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        near, options = nearest(name, error.options), ", ".join(error.options)
-        return f"{group}={name} is unknown{near}; use one of {options}"
+        return str(unknown_name(group, name, error.options))
     # Where a file sets a key, Hydra's error does not name it.
     cause = error.__cause__ or error
     key = str(getattr(cause, "full_key", "") or "")
@@ -149,14 +142,15 @@ def _explain_config(error: Exception) -> str:
         return str(error)
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set; set {key}=VALUE"
-    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        near = nearest(key, _keys_and_groups()) or "; docs/configuration.md describes all keys"
-        group = key.partition(".")[0]
-        if group in ("model", "optimizer"):
-            near += f"; arguments of its class are in {group}.kwargs"
-        return f"{key} is not a key of the configuration{near}"
-    return f"{key}: {str(cause).splitlines()[0]}; docs/configuration.md describes all keys"
+    if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return f"{key}: {str(cause).splitlines()[0]}; docs/configuration.md describes all keys"
+    near = nearest(key, _keys_and_groups()) or "; docs/configuration.md describes all keys"
+    group = key.partition(".")[0]
+    if group in ("model", "optimizer"):
+        near += f"; arguments of its class are in {group}.kwargs"
+    return f"{key} is not a key of the configuration{near}"
 
 
 def _keys_and_groups() -> list[str]:
-    return [*(key for key, _ in keys_of()), *(each.name for each in fields(Config)), "experiment"]
+    keys = [key for key, *_ in keys_of(Config())]
+    return [*keys, *(field.name for field in fields(Config)), "experiment"]

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import tomllib
 import traceback
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -12,55 +13,48 @@ class UserError(ValueError):
     """Error that the user can fix: its message names the key or file, the value and the fix."""
 
 
-OTHER_SIZE = "the model does not take such images; set data.crop, and data.resize, to its size"
-OTHER_DTYPE = "return inputs of float32 from the Dataset, such as image.float() / 255"
-ONE_SAMPLE = "BatchNorm needs two samples at a time; raise global_batch_size"
-ONE_SAMPLE += ", or lower accumulate_steps"
-UNUSED = "DDP needs a gradient of each; remove unused layers, or freeze them"
 MEMORY = (
     "train_accumulate.py accumulate_steps=auto, train_recompute.py, train_amp.py, train_fsdp.py "
+    "and a smaller global_batch_size need less; see docs/speed.md"
 )
-MEMORY += "and a smaller global_batch_size need less; see docs/speed.md"
-THREADS = "raise the limit (ulimit -v, ulimit -u), or lower loader.num_threads"
-FILES = "raise the limit (ulimit -n 65536), or lower loader.num_workers"
-SHARED = "batches of workers do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
-SHARED += "Kubernetes: an emptyDir with medium: Memory), or set loader.num_workers=0"
-WORKER = "most likely the machine has no more memory; lower loader.num_workers, "
-WORKER += "loader.prefetch_factor or global_batch_size"
-PICKLED = "worker processes need a def of a module, or loader.num_workers=0"
+ONE_SAMPLE = (
+    "BatchNorm needs two samples at a time; raise global_batch_size, or lower accumulate_steps"
+)
 
-# what a library's error says, as a regular expression -> what the user can do
 CAUSES = {
-    "(Input|Wrong image) (height|width)|Kernel size can't|Output size is too small": OTHER_SIZE,
-    r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": OTHER_DTYPE,
+    "(Input|Wrong image) (height|width)|Kernel size can't|Output size is too small": (
+        "the model does not take such images; set data.crop, and data.resize, to its size"
+    ),
+    r"(scalar |Input |d)type.*\b(Byte|unsigned char|[Dd]ouble|float64|\w+eTensor)\b": (
+        "return inputs of float32 from the Dataset, such as image.float() / 255"
+    ),
     "more than 1 value per channel": ONE_SAMPLE,
-    "which did not receive grad": UNUSED,
+    "which did not receive grad": (
+        "DDP needs a gradient of each; remove unused layers, or freeze them"
+    ),
     "out of memory|Unable to allocate|DefaultCPUAllocator|std::bad_alloc": MEMORY,
     r"CU(BLAS|DNN|DA)_?\w*ALLOC_FAILED": MEMORY,
-    "can't start new thread": THREADS,
-    "Too many open files": FILES,
-    "shared memory": SHARED,
-    "exited unexpectedly|Connection reset by peer": WORKER,
-    "Can't pickle|Can't get local object": PICKLED,
+    "can't start new thread": "raise the limit (ulimit -v, ulimit -u), or lower loader.num_threads",
+    "Too many open files": "raise the limit (ulimit -n 65536), or lower loader.num_workers",
+    "shared memory": (
+        "batches of workers do not fit into /dev/shm: enlarge it (docker run --shm-size=8g; "
+        "Kubernetes: an emptyDir with medium: Memory), or set loader.num_workers=0"
+    ),
+    # The second one where its thread reads of a worker that was killed; servers reset connections.
+    "DataLoader worker.*exited unexpectedly|Caught Connection.* in pin memory thread": (
+        "most likely the machine has no more memory; lower loader.num_workers, "
+        "loader.prefetch_factor or global_batch_size"
+    ),
+    "Can't pickle|Can't get local object": (
+        "worker processes need a def of a module, or loader.num_workers=0"
+    ),
     "surrogates not allowed": "a name is not UTF-8; rename it, or set PYTHONUTF8=1",
 }
+"""What a library's error says, as a regular expression, and what the user can do."""
 
-EXTRAS = {
-    "alembic": "mlflow",
-    "datasets": "huggingface",
-    "mlflow": "mlflow",
-    "nvidia": "dali",
-    "obstore": "buckets",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "optuna": "optuna",
-    "pyarrow": "table",
-    "sqlalchemy": "mlflow",
-    "timm": "timm",
-    "wandb": "wandb",
-}
-"""Extras of pyproject.toml, by the packages that are imported."""
+
+PYTHONS_OWN = (f"{Path(traceback.__file__).parent}/", "<frozen ")
+"""How names of files in Python's own library begin."""
 
 
 def cause_of(error: Exception) -> str | None:
@@ -75,7 +69,11 @@ def cause_of(error: Exception) -> str | None:
 def place_of(error: Exception) -> str:
     """Return the last place outside of libraries that an error passed, such as ` (mine.py:12)`."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not frame.filename.startswith(PYTHONS_OWN)
+    ]
     return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:])
 
 
@@ -113,18 +111,15 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {reason}{place_of(error)}"
 
 
-def shown(value: object, most: int = 60) -> str:
-    """Return a value from a file, short enough for a message."""
-    text = str(value)
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
 def missing_package(name: str) -> str | None:
     """Return the line that tells how to install a package; None if it is there without the module
     `name`, which is a bug."""
     package = name.partition(".")[0]
-    if extra := EXTRAS.get(package):  # of nvidia, other libraries bring other modules
-        return f"the package {name} is not installed; install it with make setup EXTRAS={extra}"
+    project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())
+    for extra, requirements in project["project"]["optional-dependencies"].items():
+        # Of nvidia, other libraries bring other modules: it may be there without DALI.
+        if any(re.match(rf"{package}\b", requirement) for requirement in requirements):
+            return f"the package {name} is not installed; install it with make setup EXTRAS={extra}"
     if find_spec(package) is not None:
         return None
     return f"the package {package} is not installed; install it with pip install {package}"

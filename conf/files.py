@@ -1,23 +1,28 @@
-"""Files that are replaced atomically, and their checksums."""
+"""Files that are replaced atomically."""
 
 import os
-import zlib
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
     """Give the block a temporary file to write, which replaces `path` at the end of the block.
 
-    After a crash or an error in the block there is either the old file or the complete new one. An
-    OSError without a name, as of a full disk, gets that of the file.
+    After a crash or an error in the block there is either the old file or the complete new one.
+    What a killed process has left goes when `path` is written again. Of two processes that write it
+    at once, the first one fails. An OSError without a name, as of a full disk, gets the file's.
     """
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    temporary.touch()
-    mode = temporary.stat().st_mode  # as the umask says; safetensors gives the owner alone access
+    folder = path.with_name(f".{path.name}.tmp")
+    temporary = folder / f"{uuid4().hex}{path.suffix}"  # which no other process replaces
     try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        temporary.touch()
+        mode = temporary.stat().st_mode  # by the umask; safetensors' own is for the owner alone
         yield temporary
         temporary.chmod(mode)
         sync(temporary)
@@ -27,6 +32,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # another process writes there
+            folder.rmdir()
     sync(path.parent)
 
 
@@ -37,12 +44,3 @@ def sync(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def checksum(path: Path) -> int:
-    """Return the CRC-32 of a file's content."""
-    value = 0
-    with path.open("rb") as file:
-        while content := file.read(1 << 20):
-            value = zlib.crc32(content, value)
-    return value

@@ -9,12 +9,6 @@ from omegaconf import MISSING
 from conf import ranges
 from conf.ranges import key, one_of
 
-PAIRS = ("data=pairs", "data=masks")
-TABLE = ("data=table",)
-IMAGES = ("images",)
-"""Every layout but own data."""
-FOLD = ("data.fold=NUMBER",)
-
 
 @dataclass
 class DataConfig:
@@ -24,31 +18,31 @@ class DataConfig:
     root: str = MISSING
     """Folder of the data set, or of its shards: a folder, `http(s)://`, `s3://` or `gs://`."""
 
-    name: str | None = key(None, of=("data=own",))
+    name: str | None = key(None, of="data=own")
     """Name of a file in `loaders/own/`."""
 
-    input_dir: str = key("input", of=PAIRS)
+    input_dir: str = key("input", of="data=pairs or data=masks")
     """Folder of the inputs below `root`, or below its `train` and `val`."""
 
-    target_dir: str = key("target", of=PAIRS)
+    target_dir: str = key("target", of="data=pairs or data=masks")
     """Folder of the targets, with the same relative paths."""
 
-    num_classes: int | None = key(None, ranges.FROM_2, ("data=masks",))
+    num_classes: int | None = key(None, ranges.FROM_2, "data=masks")
     """Number of classes; null: one more than the highest index in the masks."""
 
-    ignore_index: int = key(-100, of=("data=masks",))
+    ignore_index: int = key(-100, of="data=masks")
     """Index of pixels without a class, often 255. No mask has the default: all count."""
 
-    table: str | None = key(None, of=TABLE)
+    table: str | None = key(None, of="data=table")
     """CSV or Parquet file with a line per sample; a column `split` has train, val or test."""
 
-    path_column: str = key("path", of=TABLE)
+    path_column: str = key("path", of="data=table")
     """Column with the images' paths, relative to `root`."""
 
-    label_columns: list[str] = key(["label"], of=TABLE)
+    label_columns: list[str] = key(["label"], of="data=table")
     """Columns with the labels."""
 
-    label_kind: str = key("auto", one_of("auto", "classes", "several", "numbers"), TABLE)
+    label_kind: str = key("auto", one_of("auto", "classes", "several", "numbers"), "data=table")
     """`classes`, `several` (columns of 0 and 1, or names separated by `;`), `numbers` or `auto`."""
 
     cache_dir: str = "data/cache"
@@ -69,23 +63,23 @@ class DataConfig:
     fold: int | None = key(None, ranges.FROM_0)
     """Number of the fold that validates, from 0 on, with equal shares of the classes; null: off."""
 
-    num_folds: int = key(5, ranges.FROM_2, FOLD)
+    num_folds: int = key(5, ranges.FROM_2, "data.fold=NUMBER")
     """Number of folds, for `fold`."""
 
-    shuffle: str = key("full", one_of("full", "window"), IMAGES)
+    shuffle: str = key("full", one_of("full", "window"), "images")
     """`full`, or for shards `window`: shards, then samples within `shuffle_window` of them."""
 
-    shuffle_window: int = key(8, ranges.FROM_1, ("data.shuffle=window",))
+    shuffle_window: int = key(8, ranges.FROM_1, "data.shuffle=window")
     """Number of shards in a window."""
 
-    max_pixels: int = key(100_000_000, ranges.FROM_1, IMAGES)
+    max_pixels: int = key(100_000_000, ranges.FROM_1, "images")
     """Largest number of pixels of an image; protects against decompression bombs."""
 
     on_error: str = key("raise", one_of("raise", "skip"))
     """If a file cannot be decoded: `raise` (stop, name it) or, not with DALI, `skip`: training
     takes the next good sample in its place, evaluation leaves it out."""
 
-    leave_out: str | None = key(None, of=IMAGES)
+    leave_out: str | None = key(None, of="images")
     """File with paths of images to leave out, as `loaders.check ... out=FILE` writes it."""
 
     background: list[int] = key([255, 255, 255], ranges.COLOUR)
@@ -97,46 +91,46 @@ class DataConfig:
     resize: Any = key(None, ranges.SIZE)
     """Size before the crop, in pixels: null (keep), an int (shorter side) or [height, width]."""
 
-    reduced_decoding: bool = key(True, of=IMAGES)
+    reduced_decoding: bool = key(True, of="images")
     """Decode JPEGs at 1/2 to 1/8 of their size where the output is that small; not with DALI."""
 
     crop: Any = key(None, ranges.SIZE)
     """Size of the model's input, [height, width] or an int; null: the whole (resized) image."""
 
-    random_crop: bool = key(False, of=IMAGES)
+    random_crop: bool = key(False, of="images")
     """Crop at a random position in training; false: at the centre, as in evaluation."""
 
-    random_resized_crop: Any = key(None, ranges.SHARES, IMAGES)
+    random_resized_crop: Any = key(None, ranges.SHARES, "images")
     """Crop a share in [low, high] of the area, 3:4 to 4:3, in training, resized to `crop`."""
 
-    hflip: float = key(0.0, ranges.SHARE, IMAGES)
+    hflip: float = key(0.0, ranges.SHARE, "images")
     """Probability of a left-right flip in training."""
 
-    vflip: float = key(0.0, ranges.SHARE, IMAGES)
+    vflip: float = key(0.0, ranges.SHARE, "images")
     """Probability of an upside-down flip in training."""
 
-    colour_jitter: list[float] = key([0.0, 0.0, 0.0], ranges.STRENGTHS, IMAGES)
+    colour_jitter: list[float] = key([0.0, 0.0, 0.0], ranges.STRENGTHS, "images")
     """Strengths s of [brightness, contrast, saturation] in training: uniform factors in 1 ± s."""
 
-    randaugment: Any = key(None, ranges.RANDAUGMENT, IMAGES)
+    randaugment: Any = key(None, ranges.RANDAUGMENT, "images")
     """RandAugment in training: [operations, magnitude 0 to 30], as [2, 9]; null: off."""
 
-    rotation: float = key(0.0, ranges.FROM_0, IMAGES)
+    rotation: float = key(0.0, ranges.FROM_0, "images")
     """Largest angle of a rotation about the centre in training, in degrees; targets turn along."""
 
-    random_scale: Any = key(None, ranges.SCALES, IMAGES)
+    random_scale: Any = key(None, ranges.SCALES, "images")
     """Enlarge about the centre by factors in [low, high] in training, with rotation; null: off."""
 
-    random_erasing: float = key(0.0, ranges.SHARE, IMAGES)
+    random_erasing: float = key(0.0, ranges.SHARE, "images")
     """Probability that in training a rectangle of 2 to 33 % of an input's area becomes `mean`."""
 
-    mixup: float = key(0.0, ranges.FROM_0, IMAGES)
+    mixup: float = key(0.0, ranges.FROM_0, "images")
     """Alpha of MixUp, such as 0.2: mix each training sample and its label with another; 0: off."""
 
-    cutmix: float = key(0.0, ranges.FROM_0, IMAGES)
+    cutmix: float = key(0.0, ranges.FROM_0, "images")
     """Alpha of CutMix: paste a rectangle of another image, and mix labels by its area; 0: off."""
 
-    value_range: list[float] = key([0.0, 1.0], ranges.LOW_HIGH, IMAGES)
+    value_range: list[float] = key([0.0, 1.0], ranges.LOW_HIGH, "images")
     """Values [low, high] of black and full intensity, before `mean` and `std`."""
 
     mean: list[float] | None = None
@@ -151,26 +145,26 @@ class LoaderConfig:
     name: str = MISSING
     """Backend, a file in `loaders/backends/`, such as `pytorch` or `synthetic`."""
 
-    pack: str | None = key(None, of=("loader=packed",))
+    pack: str | None = key(None, of="loader=packed")
     """Folder that `python -m loaders.pack ... out=DIR` wrote."""
 
-    num_workers: int | None = key(None, ranges.FROM_0, ("loader=pytorch", "loader=packed"))
+    num_workers: int | None = key(None, ranges.FROM_0, "loader=pytorch or loader=packed")
     """Worker processes per rank; 0: threads of the training process; null: 0 on a CPU, on a GPU one
     for each CPU of the rank but one. `python -m tools.bottleneck` finds the best number."""
 
     prefetch_factor: int = key(2, ranges.FROM_1)
     """Batches prepared ahead by the threads of the training process, or by each worker."""
 
-    num_threads: int = key(0, ranges.FROM_0, IMAGES)
+    num_threads: int = key(0, ranges.FROM_0, "images")
     """CPU threads per worker or, without workers, per rank; 0: an equal share of all CPUs."""
 
     channels_last: bool = "${model.channels_last}"  # type: ignore[assignment]
     """Inputs in channels_last; by default, as the model."""
 
-    prefetch_queue_depth: int = key(2, ranges.FROM_1, ("loader=dali",))
+    prefetch_queue_depth: int = key(2, ranges.FROM_1, "loader=dali")
     """Batches prepared ahead."""
 
-    hw_decoder_load: float = key(0.65, ranges.SHARE, ("loader=dali",))
+    hw_decoder_load: float = key(0.65, ranges.SHARE, "loader=dali")
     """Share of the JPEGs for the GPU's hardware decoder, if it has one."""
 
 
@@ -194,7 +188,7 @@ class ModelConfig:
     weights: str | None = None
     """Initial weights: `imagenet`, a file (`.safetensors`, `.pt`), a run's folder; null: random."""
 
-    freeze: str | None = None
+    freeze: str | None = key(None, one_of("backbone", "statistics"))
     """`backbone`: train the head alone. `statistics`: train all layers. With both, BatchNorm before
     the head keeps its statistics, and dropout there does nothing."""
 
@@ -249,5 +243,5 @@ class TaskConfig:
     loss: str = MISSING
     """`cross_entropy`, `bce` (multilabel), `mse` or `l1`, `charbonnier` or `l1` (restoration)."""
 
-    label_smoothing: float = key(0.0, ranges.BELOW_1)
-    """Classification, segmentation: share of the probability that is spread over all classes."""
+    label_smoothing: float = key(0.0, ranges.BELOW_1, "one class per sample")
+    """Share of the probability that is spread over all classes."""

@@ -15,9 +15,9 @@ class Allowed:
     contains: Callable[[Any], bool]
 
 
-def key(default: Any, allowed: Allowed | None = None, of: tuple[str, ...] = ()) -> Any:
+def key(default: Any, allowed: Allowed | None = None, of: str = "") -> Any:
     """Declare a key with its default, its range (null is allowed if it is the default), and the
-    choices that read it, such as `data=pairs`; by default, all do."""
+    choices that read it, such as `data=pairs or data=masks`; by default, all do."""
     metadata = {"allowed": allowed, "of": of}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -66,4 +66,6 @@ DEVICE = Allowed(
     "auto, cpu, cuda or cuda:1", lambda x: re.fullmatch(r"auto|cpu|cuda(:\d+)?", x) is not None
 )
 MICRO_BATCHES = Allowed("1 or more, or auto", lambda x: x == "auto" or (type(x) is int and x >= 1))
-SKIP_AND_RECORD = Allowed("[skip, record], such as [10, 5]", lambda x: len(x) == 2 and x[1] > 0)
+SKIP_AND_RECORD = Allowed(
+    "[skip, record], such as [10, 5]", lambda x: len(x) == 2 and x[0] >= 0 and x[1] > 0
+)

@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,10 @@ def rows(group: type = Config, prefix: str = "") -> Iterator[str]:
         if isinstance(field.type, type) and is_dataclass(field.type):
             yield from rows(field.type, f"{field.name}.")
             continue
-        default = field.default
-        if field.default_factory is not MISSING:
-            default = field.default_factory()
+        default = getattr(group(), field.name)
         meaning = " ".join(meanings[field.name].split())
-        if choices := field.metadata.get("of"):
-            meaning = f"{' or '.join(choices)}: {meaning}"
+        if of := field.metadata.get("of"):
+            meaning = f"{of}: {meaning}"
         yield f"| `{prefix}{field.name}` | {as_typed(default)} | {meaning} |\n"
 
 
@@ -44,7 +42,6 @@ def as_typed(value: Any) -> str:
 
 
 def page() -> str:
-    """Return the page with the table of all keys at its end."""
     return PAGE.read_text().partition(HEAD)[0] + HEAD + "".join(rows())
 
 

@@ -17,12 +17,10 @@ from conf import ranges
 from conf.groups import DataConfig, LoaderConfig, ModelConfig, OptimizerConfig, TaskConfig
 from conf.ranges import key, one_of
 
-TRACE = ("profile.steps=[SKIP,RECORD]",)
-
 
 @dataclass
 class LossConfig:
-    weights: Any = None
+    weights: Any = key(None, of="classes")
     """Weights of the classes: null (equal), `auto` (inverse to their frequency) or one each."""
 
 
@@ -92,7 +90,7 @@ class LogConfig:
 
 @dataclass
 class ProfileConfig:
-    memory: bool = key(False, of=TRACE)
+    memory: bool = key(False, of="profile.steps=[SKIP,RECORD]")
     """Record memory, too: on a GPU as a snapshot for https://pytorch.org/memory_viz."""
 
     steps: list[int] | None = key(None, ranges.SKIP_AND_RECORD)

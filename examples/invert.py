@@ -5,7 +5,6 @@ key to `DataConfig` in `conf/groups.py`, with a docstring: `invert: float = key(
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from conf.schema import DataConfig
@@ -14,7 +13,7 @@ from loaders.augment import Augmentation, Random, to_device
 
 class Invert(Augmentation):
     keys = ("invert",)
-    columns = (("inverted", "?", False),)  # of the plan's rows: name, dtype, neutral value
+    columns = (("inverted", "?"),)  # of the plan's rows: name, dtype
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         """Fill in the columns; `random(name, n)` returns n uniform numbers of each row."""
@@ -22,5 +21,5 @@ class Invert(Augmentation):
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
         """Change inputs (B, C, H, W) in [0, 1]; `apply_to_both` would change targets, too."""
-        inverted = torch.from_numpy(rows["inverted"].astype(np.float32))
+        inverted = rows["inverted"].astype(np.float32)
         return (images - to_device(inverted, images.device).view(-1, 1, 1, 1)).abs()

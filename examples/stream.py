@@ -7,14 +7,13 @@ ranks, and a run can be resumed in mid-epoch on any number of them.
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from conf.schema import Config
 from loaders import DataInfo
-from loaders.targets import Labels
+from loaders.targets import Target
 
 
 class Noise(IterableDataset):
@@ -42,7 +41,7 @@ class Noise(IterableDataset):
 
 
 class Stream:
-    info = DataInfo(target=Labels(np.zeros(0), ("dark", "bright")))
+    info = DataInfo(target=Target("labels", names=("dark", "bright")))
     in_channels, last_samples = 1, ()
 
     def __init__(

@@ -40,5 +40,11 @@ def build_loaders(
         # Images need nothing of own data, and own data nothing of images.
         builder = import_module("loaders.own_data" if layout is None else "loaders.backends")
         train_loader, val_loader = builder.build_loaders(cfg, device, rank, world_size)
+        name, info = train_loader.plan.samples.name.rpartition("/")[0], train_loader.info
+        line = f"{name}: {info.num_samples:,} training and {val_loader.info.num_samples:,} "
+        line += "validation samples"
+        if info.target:
+            line += f", {info.target.describe()}"
+        info.description = (line, *info.description)
     train_loader.info.num_val_samples = val_loader.info.num_samples
     return train_loader, val_loader

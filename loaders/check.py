@@ -8,32 +8,24 @@ The exit code is 1 if any is broken. `out=FILE` also writes their paths, one a l
 
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
-from tqdm import tqdm
 
 from conf.cli import load_config, parse_options, user_errors
 from conf.errors import counted
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index import BadFileError, Index, ReadError
-from loaders.limits import cpus_per_rank
+from loaders.limits import cpus_per_rank, map_in_threads
 from loaders.open_index import open_index
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:
     """Decode all images that training and validation read, compare the palettes of masks, and
-    print `Index.notes`.
-
-    Returns:
-        The number of files, and the reasons by place why files are broken.
-
-    Raises:
-        UserError: as `open_index`, for what does not concern single files.
+    print `Index.notes`; return the number of files, and the reasons by place why some are broken.
     """
     indexes = [*open_index(replace(data, on_error="skip")).values()]
     for line in indexes[0].notes:
@@ -46,15 +38,14 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         for side in range(len(index.sides))
     ]
     num_files = len(problems) + len(images)
+    found = map_in_threads(_problem_of, images, "decoding", cpus_per_rank())
     first = b""
-    with ThreadPoolExecutor(cpus_per_rank()) as pool:
-        found = tqdm(pool.map(_problem_of, images), total=len(images), desc="decoding")
-        for (index, sample, side), (problem, palette) in zip(images, found, strict=True):
-            first += palette[len(first) :]
-            if palette != first[: len(palette)]:
-                problem = "has another palette than masks before it; use one for all"
-            if problem:
-                problems[index.source.place(sample, side)] = problem
+    for (index, sample, side), (problem, palette) in zip(images, found, strict=True):
+        first += palette[len(first) :]
+        if palette != first[: len(palette)]:
+            problem = "has another palette than masks before it; use one for all"
+        if problem:
+            problems[index.place_of(sample, side)] = problem
     return num_files, problems
 
 
@@ -67,23 +58,22 @@ def _problem_of(image: tuple[Index, int, int]) -> tuple[str, bytes]:
         index.read(sample, side)
     except (BadFileError, ReadError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return reason_of(cause, index.source.place(sample, side)), b""
+        return reason_of(cause, index.place_of(sample, side)), b""
     if index.sides[side].content != "indices":
         return "", b""
-    content = index.source.content(sample, side)
+    content = index.content(sample, side)
     if not content.startswith(b"\x89PNG"):
         return "", b""
     with Image.open(BytesIO(content)) as mask:
         colours = bytes(mask.palette.palette) if mask.palette else b""
-    highest = int(index.source.headers[side]["highest"][sample])
+    highest = int(index.headers[side]["highest"][sample])
     return "", colours[: 3 * (highest + 1)]
 
 
 def main() -> None:
     """Command line: Hydra overrides of the data, and `out=FILE`."""
     options, overrides = parse_options(__doc__, sys.argv[1:], out="")
-    data = load_config(overrides).data
-    num_files, problems = check(data)
+    num_files, problems = check(load_config(overrides).data)
     if options["out"]:
         lines = "".join(f"{path}\n" for path in problems)
         Path(options["out"]).write_text(lines, errors="surrogateescape")

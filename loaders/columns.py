@@ -8,7 +8,7 @@ that a start reads only what it needs and workers share it, and `index.json` wit
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from conf.errors import UserError, shown
+from conf.errors import UserError
 from loaders.images import reason_of
 
-FORMAT = 13
+FORMAT = 14
 """Increased when what is on disk changes."""
 
 FACTS = "index.json"
@@ -27,34 +27,44 @@ FIX = "bring it back, or remove the folder and write it again"
 
 
 class Columns(dict[str, np.ndarray]):
-    """Arrays by name. Those in a `folder` are pickled as its path."""
+    """Arrays by name, and `facts`, plain values for a JSON file. Those in a `folder` are pickled as
+    its path."""
 
-    folder: Path | None = None
-    facts: dict[str, Any]
-    """What else was written to the folder."""
+    def __init__(self, *columns: Any, **named: Any) -> None:
+        super().__init__(*columns, **named)
+        self.folder: Path | None = None
+        self.facts: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
+        if not self:
+            return Columns, ()
         if self.folder is None:
-            raise TypeError("index.share() writes columns that are to be pickled")
+            raise TypeError("loaders.index.share(index, data) makes columns fit to pickle")
         return open_columns, (self.folder,)
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        """Return some rows in memory, given as their positions, with the same facts."""
+        taken = Columns({name: column[rows] for name, column in self.items()})
+        taken.facts = self.facts
+        return taken
 
     def of_sides(self, name: str) -> list[np.ndarray]:
         """Return the column of this name of the inputs and, of pairs, that of the targets."""
         return [self[key] for key in (f"{name}-0", f"{name}-1") if key in self]
 
 
-def write_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> None:
+def write_columns(columns: Columns, folder: Path) -> None:
     """Write columns, beside those that are in the folder already, and the facts about them, with
     which it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, column in columns.items():
         np.save(folder / f"{name}.npy", column)
     names = sorted(path.stem for path in folder.glob("*.npy"))
-    text = json.dumps(facts | {"format": FORMAT, "columns": names}, indent=2)
+    text = json.dumps(columns.facts | {"format": FORMAT, "columns": names}, indent=2)
     (folder / FACTS).write_text(text + "\n")
 
 
-def replace_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> None:
+def replace_columns(columns: Columns, folder: Path) -> None:
     """Write columns in place of a folder in `data.cache_dir`, whole or not at all. Processes that
     have mapped those of the old folder keep them.
 
@@ -63,7 +73,7 @@ def replace_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> No
     """
     unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        write_columns(columns, facts, unfinished)
+        write_columns(columns, unfinished)
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except OSError as error:
@@ -74,14 +84,17 @@ def replace_columns(columns: Columns, facts: dict[str, Any], folder: Path) -> No
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def open_columns(folder: Path) -> Columns:
+def open_columns(folder: Path, fix: str = FIX) -> Columns:
     """Map the columns in a folder into memory.
 
     Raises:
-        UserError: a file is missing, damaged or of another version.
+        UserError: a file is missing, damaged or of another version; the message ends with `fix`.
     """
+    path = folder / FACTS
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {fix}")
     columns = Columns()
-    columns.folder, columns.facts = folder, read_facts(folder / FACTS, FIX)
+    columns.folder, columns.facts = folder, parse_facts(path.read_bytes(), str(path), fix)
     for name in columns.facts["columns"]:
         path = folder / f"{name}.npy"
         try:
@@ -89,16 +102,18 @@ def open_columns(folder: Path) -> Columns:
             # that cannot be written to.
             columns[name] = np.lib.format.open_memmap(path, "c").view(np.ndarray)
         except Exception as error:  # damaged headers make NumPy raise errors of any type
-            reason = shown(reason_of(error, str(path)))
-            raise UserError(f"{path} cannot be read as a NumPy file ({reason}); {FIX}") from None
+            reason = reason_of(error, str(path))[:60]
+            raise UserError(f"{path} cannot be read as a NumPy file ({reason}); {fix}") from None
     return columns
 
 
-def read_facts(path: Path, fix: str) -> dict[str, Any]:
-    """Read the facts about columns on disk; see `parse_facts`."""
-    if not path.is_file():
-        raise UserError(f"{path} is missing; {fix}")
-    return parse_facts(path.read_bytes(), str(path), fix)
+def stored(folder: Path, new: Callable[[], Columns]) -> Columns:
+    """Return the columns in a folder in `data.cache_dir`, which are `new()` if there is no such
+    folder yet."""
+    with one_process_at_a_time(folder):
+        if not folder.is_dir():
+            replace_columns(new(), folder)
+    return open_columns(folder)
 
 
 def parse_facts(content: bytes, where: str, fix: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The Dataset of images: rows of the plan to uint8 or uint16 images."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,16 @@ from loaders.rectangles import Rectangles
 RECTANGLE = ["y", "x", "height", "width"]
 
 
-@dataclass(eq=False)
 class ImageDataset(Dataset[Batch]):
-    """Reads batches of rows: images that are cut to the rows' rectangles and resized to
-    `rectangles.read_sizes()`. Threads of the process share each batch.
+    """Reads images, cut to the rows' rectangles and resized to `rectangles.read_sizes()`.
 
-    Threads are enough, because decoding and resizing release Python's interpreter lock.
+    Threads of the process share each batch: decoding and resizing release the interpreter's lock.
     """
 
-    rectangles: Rectangles
-    num_threads: int
-
-    def __post_init__(self) -> None:
-        self.index, self.sizes = self.rectangles.index, self.rectangles.read_sizes()
-        self.source = self.index.source
-        self.pool = torch_threads(self.num_threads, "load")
+    def __init__(self, rectangles: Rectangles, num_threads: int) -> None:
+        self.rectangles, self.num_threads = rectangles, num_threads
+        self.index, self.sizes = rectangles.index, rectangles.read_sizes()
+        self.pool = torch_threads(num_threads, "load")
 
     def __reduce__(self) -> Any:
         return ImageDataset, (self.rectangles, self.num_threads)
@@ -50,7 +44,7 @@ class ImageDataset(Dataset[Batch]):
         if (rows["height"] != height).any() or (rows["width"] != width).any():
             return None
         try:
-            whole = self.source.read_batch(rows["sample"])
+            whole = self.index.read_batch(rows["sample"])
         except BadFileError:
             return None
         if whole is None:
@@ -76,11 +70,9 @@ class ImageDataset(Dataset[Batch]):
 
         def read(number: int, row: np.void) -> None:
             sample, rectangle = int(row["sample"]), row[RECTANGLE].item()
-            for side, spec in enumerate(self.index.sides):
-                images[side][number] = self.source.read_part(
-                    *(sample, side, spec, rectangle, self.sizes[side]),
-                    self.rectangles.data.reduced_decoding,
-                )
+            reduces = self.rectangles.data.reduced_decoding
+            for side, size in enumerate(self.sizes):
+                images[side][number] = self.index.read_part(sample, side, rectangle, size, reduces)
 
         for running in [self.pool.submit(fill) for _ in range(self.num_threads)]:
             running.result()

@@ -71,12 +71,11 @@ def describe_others(others: Counter[str]) -> tuple[str, ...]:
     """Return lines on what `images_below` counted, such as `5 files left out, whose endings are not
     those of images: 4 .heic, 1 .txt`; none of what there is not."""
     lines = []
-    counts = [f"{count:,} {ending}" for ending, count in others.most_common() if ending != OUTSIDE]
-    if counts:
-        files = counted(others.total() - others[OUTSIDE], "file")
-        lines.append(
-            f"{files} left out, whose endings are not those of images: {first_few(counts)}"
-        )
-    if others[OUTSIDE]:
-        lines.append(f"{counted(others[OUTSIDE], 'link')} out of data.root followed")
+    num_links = others.pop(OUTSIDE, 0)
+    if others:
+        counts = first_few(f"{count:,} {ending}" for ending, count in others.most_common())
+        files = counted(others.total(), "file")
+        lines.append(f"{files} left out, whose endings are not those of images: {counts}")
+    if num_links:
+        lines.append(f"{counted(num_links, 'link')} out of data.root followed")
     return tuple(lines)

@@ -42,12 +42,15 @@ class DataInfo:
     name_of: Callable[[int], str] = "sample {}".format
     """Name of a sample, for messages and tables."""
 
+    has_files: bool = False
+    """Names are paths, which `data.leave_out` can list."""
+
     pictures: Callable[[Any], Tensor | None] = lambda inputs: None
     """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
 
     class_counts: Callable[[], np.ndarray | None] = lambda: None
-    """Computes (K,) the number of samples of each class, for `loss.weights=auto`; None: there are
-    no classes."""
+    """Computes (K,) float64, the number of samples of each class, for `loss.weights=auto`; None:
+    there are no classes."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -1,10 +1,17 @@
 """CPUs and threads of this process."""
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from tqdm import tqdm
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def cpus_per_rank(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -34,3 +41,25 @@ def torch_threads(number: int, name: str) -> ThreadPoolExecutor:
     """
     torch.get_num_threads()  # fixes the number of the calling thread
     return ThreadPoolExecutor(number, name, torch.set_num_threads, (1,))
+
+
+def map_in_threads(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    what: str,
+    num_threads: int = 32,
+    size: int | None = None,
+) -> list[R]:
+    """Return what a function makes of items, in threads, with a progress bar once it takes more
+    than two seconds.
+
+    A thread takes `size` items at once; None: more of many, as one by one, a million would take a
+    minute longer.
+    """
+    if size is None:
+        size = min(256, len(items) // 256 + 1)
+    parts = [items[start : start + size] for start in range(0, len(items), size)]
+    bar = {"desc": what, "total": len(parts), "unit_scale": size, "delay": 2, "leave": False}
+    with ThreadPoolExecutor(num_threads) as pool:
+        found = tqdm(pool.map(lambda part: list(map(function, part)), parts), **bar)
+        return list(chain.from_iterable(found))

@@ -19,9 +19,6 @@ from loaders.plan import Plan
 
 log = logging.getLogger(__name__)
 
-Transform = Callable[[Batch], tuple[Any, Any]]
-"""Makes `(inputs, targets)` on the device of what was loaded."""
-
 
 class Loader:
     """Iterates over this rank's batches of one split: `(inputs, targets)` on its device.
@@ -32,11 +29,8 @@ class Loader:
     loader has the same number of batches on every rank.
 
     Args:
-        plan: order of the samples, and the place in it.
         batches: yields what is left of the plan's epoch, each time it is iterated over.
-        transform: makes inputs and targets of a batch.
-        info: facts about the samples.
-        device: device of the batches.
+        transform: makes inputs and targets of a batch, on the device.
         num_threads: threads that transform batches on a CPU, each one in advance; 0: the calling
             thread does it.
         num_ahead: batches that a thread loads in advance; 0: the calling thread loads them.
@@ -50,7 +44,7 @@ class Loader:
         self,
         plan: Plan,
         batches: Iterable[Batch],
-        transform: Transform,
+        transform: Callable[[Batch], tuple[Any, Any]],
         info: DataInfo,
         device: torch.device,
         num_threads: int = 0,
@@ -63,8 +57,9 @@ class Loader:
         self.bad: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches that are left of the epoch; of a whole one, if none is left."""
-        if self.batches_done == self.max_batches:
+        """Yield the batches that are left of the epoch; of a whole one, if none is left, and in
+        evaluation always."""
+        if not self.plan.samples.train or self.batches_done == self.max_batches:
             self.plan.begin(self.epoch)
         for rows, batch in self._finished_batches():
             # Before the batch is yielded: a checkpoint written in the loop's body comes after the
@@ -77,12 +72,12 @@ class Loader:
 
     def _finished_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
         """Yield rows of each batch, and its inputs and targets."""
-        batches: Iterable[Batch] = self.batches
+        batches = iter(self.batches)
         if self.num_ahead:
-            started = iter(batches)
-            ahead = in_threads(lambda _: next(started, None), repeat(None), 1, self.num_ahead)
-            batches = takewhile(lambda batch: batch is not None, ahead)
-        loaded = map(self._checked, batches)
+            ahead = in_threads(lambda _: next(batches, None), repeat(None), 1, self.num_ahead)
+            loaded = map(self._checked, takewhile(lambda batch: batch is not None, ahead))
+        else:
+            loaded = map(self._checked, batches)
         if self.device.type == "cuda":
             return prefetched(loaded, self._finish, self.device)
         if self.num_threads == 0:
@@ -92,11 +87,10 @@ class Loader:
     def _checked(self, batch: Batch) -> Batch:
         if batch.error is not None:
             raise batch.error
-        for sample, reason in batch.bad.items():
-            if sample not in self.bad:
-                self.bad[sample] = reason
-                done = "replaced" if self.plan.samples.train else "left out"
-                log.warning("%s (%s)", reason, done)
+        for sample in batch.bad.keys() - self.bad.keys():
+            done = "replaced" if self.plan.samples.train else "left out"
+            log.warning("%s (%s)", batch.bad[sample], done)
+        self.bad |= batch.bad
         return batch
 
     def _finish(self, batch: Batch) -> tuple[np.ndarray, Any]:
@@ -139,7 +133,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the epoch, for any number of ranks, as plain values that are equal on
         all ranks; `plan`, a dict of texts, says what the order depends on."""
-        return self.plan.state_dict() | {"plan": self.plan.samples.description()}
+        return self.plan.state_dict()
 
     def state_at(self, epoch: int, is_finished: bool) -> dict[str, Any]:
         """Return the state at the start of an epoch, or at its end."""
@@ -147,7 +141,7 @@ class Loader:
         plan.begin(epoch)
         if is_finished:
             plan.finish()
-        return plan.state_dict() | {"plan": plan.samples.description()}
+        return plan.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken, on any number of ranks."""
@@ -174,8 +168,8 @@ def in_threads(
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the side stream of a device. There is one, because memory that was allocated on a
-    stream is used again on that stream only."""
+    """Return the one side stream of a device: memory that was allocated on a stream is used again
+    on that stream only."""
     return torch.cuda.Stream(device)
 
 

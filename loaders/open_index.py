@@ -16,22 +16,18 @@ def holds_shards(data: DataConfig) -> bool:
 
 
 def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
-    """Open the index of each of these splits that there is, by split; see `index_by_layout`.
-
-    Raises:
-        UserError: the data is missing, has another layout, or is in shards, which this project does
-            not read; or it is not in shards, but their order is asked for.
-    """
+    """Open the index of each of these splits that there is, by split; see `index_by_layout`."""
     if not holds_shards(data):
         if data.shuffle == "window":
             raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
         return index_by_layout(data, splits)
     try:
-        shards = import_module("loaders.shards")
+        indexes: dict[str, Index] = import_module("loaders.shards").open_shards(data)
     except ModuleNotFoundError as error:
+        if error.name != "loaders.shards":
+            raise
         raise UserError(
             f"data.root={data.root} needs loaders/shards, which this project does not have; add "
             "it, or set data.root to a folder of files"
         ) from error
-    indexes: dict[str, Index] = shards.open_shards(data)
     return indexes

@@ -1,8 +1,7 @@
 """Your own Datasets (`data=own data.name=NAME`), in the order of the plan."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,26 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from conf.errors import UserError, told
+from conf.errors import UserError, counted, told
 from conf.names import find
 from conf.schema import Config
 from loaders.batch import Batch, map_leaves, tensors_of
-from loaders.index import BadFileError
+from loaders.index import BadFileError, Order
 from loaders.info import DataInfo
 from loaders.loader import Loader
-from loaders.order import stream_key, uniform
-from loaders.plan import Plan, Samples
-from loaders.targets import Target
+from loaders.plan import MOST_BAD, Plan, Samples
+from loaders.targets import Target, check_rounding
 from loaders.workers import data_loader
-
-ROW = np.dtype(
-    [
-        ("position", "i8"),  # in the epoch, from 0
-        ("epoch", "i8"),  # whose random numbers these are
-        ("sample", "i8"),  # position in the Dataset
-        ("seed", "u4"),  # of the sample's own random numbers in this epoch
-    ]
-)
 
 
 def collate(items: Sequence[Any]) -> Any:
@@ -63,41 +52,40 @@ class OwnData(NamedTuple):
 
 
 class OwnSamples(Samples, Dataset[Batch]):
-    """A Dataset's samples, whose rows have a seed each, and the batches of rows.
+    """A Dataset's samples, and the batches of rows.
 
-    The seed is set in Python, NumPy and torch before a sample is loaded, so ordinary random
+    Python, NumPy and torch are seeded by (seed, epoch, sample) before a sample is loaded, so random
     transforms draw the same numbers in any process. A `BadFileError` of the Dataset is a bad
-    sample; other errors are not caught: their traceback shows the line.
+    sample; the traceback of other errors shows the line.
     """
 
     def __init__(self, name: str, data: OwnData, cfg: Config, train: bool) -> None:
-        self.name, self.data, self.train = name, data, train
-        self.seed, self.skips = cfg.seed, cfg.data.on_error == "skip"
+        super().__init__(name, Order(), cfg, train)
+        self.data = data
 
     def __len__(self) -> int:
         return len(self.data.dataset)
 
-    def rows(self, positions: np.ndarray, samples: np.ndarray, epoch: int) -> np.ndarray:
-        """Return rows of dtype `ROW`."""
-        rows = np.zeros(len(positions), ROW)
-        rows["position"], rows["epoch"], rows["sample"] = positions, epoch, samples
-        numbers = uniform(samples, stream_key("own", self.seed, epoch), 1)
-        rows["seed"] = (numbers[:, 0] * 2**32).astype(np.uint32)
-        return rows
-
     def __getitems__(self, rows: np.ndarray) -> Batch:
+        # The generators of this process draw dropout masks, too.
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
         rows, bad = rows.copy(), dict[int, str]()
-        with _generators_kept():
-            try:
-                items = [self.load(rows, n, self._item, bad) for n in range(len(rows))]
-            except UserError as error:
-                return Batch(rows, None, error=error)
+        try:
+            items = [self.load(rows, number, self._item, bad) for number in range(len(rows))]
             is_good = ~np.isin(rows["sample"], [*bad])
             items = [item for item, good in zip(items, is_good, strict=True) if good]
             return Batch(rows[is_good], self.data.collate_fn(items) if items else None, bad)
+        except UserError as error:
+            return Batch(rows, None, error=error)
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
 
     def _item(self, number: int, row: np.void) -> Any:
-        sample, seed = int(row["sample"]), int(row["seed"])
+        sample = int(row["sample"])
+        sequence = np.random.SeedSequence((self.seed, int(row["epoch"]), sample))
+        seed = int(sequence.generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
@@ -109,28 +97,11 @@ class OwnSamples(Samples, Dataset[Batch]):
             ) from error
 
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leave the generators of the process, which draw dropout masks, as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-
 def build_loaders(
     cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, Loader]:
     """Build the training and the validation loader; see `loaders.build_loaders()`."""
     train, val = (own_loader(split, cfg, device, rank, world_size) for split in ("train", "val"))
-    line = f"{cfg.data.name}: {train.info.num_samples:,} training and {val.info.num_samples:,} "
-    line += "validation samples"
-    if train.info.target:
-        line += f", {train.info.target.describe()}"
-    train.info.description = (line, *train.info.description)
     return train, val
 
 
@@ -156,12 +127,13 @@ def own_loader(split: str, cfg: Config, device: torch.device, rank: int, world_s
             f"data.name={name} has no split={split}: its function returned {type(data).__name__}; "
             "return OwnData(dataset), or use split=val"
         )
+    if data.target is not None and split == "train":
+        check_rounding(data.target)
     samples = OwnSamples(f"{name}/{split}", data, cfg, split == "train")
     plan = Plan(samples, cfg, rank, world_size)
-    workers = cfg.loader.num_workers or 0, cfg.loader.prefetch_factor
-    batches = data_loader(samples, plan, *workers, device.type == "cuda")
+    batches = data_loader(samples, plan, cfg.loader.num_workers or 0, cfg, device)
 
-    def move(value: Any) -> Any:
+    def to_device(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         value = value.to(device, non_blocking=True)
@@ -169,35 +141,41 @@ def own_loader(split: str, cfg: Config, device: torch.device, rank: int, world_s
             return value.contiguous(memory_format=torch.channels_last)
         return value
 
-    def to_device(batch: Batch) -> tuple[Any, Any]:
+    def transform(batch: Batch) -> tuple[Any, Any]:
         inputs, targets = batch.content
         if data.target is not None and data.target.kind == "labels":
             _check_labels(samples.name, batch.rows, targets, len(data.target.classes))
-        return map_leaves(move, inputs), map_leaves(move, targets)
+        return map_leaves(to_device, inputs), map_leaves(to_device, targets)
 
-    return Loader(plan, batches, to_device, _info(plan, samples), device)
+    return Loader(plan, batches, transform, _info(plan, samples), device)
 
 
 def _check_labels(name: str, rows: np.ndarray, labels: Tensor, num_classes: int) -> None:
     """Raise UserError for labels (B,) that are no classes: a GPU would not name the sample."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if labels.dtype != torch.int64 or len(wrong):
-        number = wrong[0] if len(wrong) else 0
+    is_wrong = (labels < 0) | (labels >= num_classes) | (labels.dtype != torch.int64)
+    if is_wrong.any():
+        place = tuple(is_wrong.nonzero()[0].tolist())
         raise UserError(
-            f"{name}: sample {rows['sample'][number]} has the label {labels[number].item()} of "
+            f"{name}: sample {rows['sample'][place[0]]} has the label {labels[place].item()} of "
             f"{labels.dtype}; return int64 from 0 to {num_classes - 1}"
         )
 
 
 def _info(plan: Plan, samples: OwnSamples) -> DataInfo:
-    """Return the facts that follow from the first sample.
-
-    Raises:
-        UserError: it is not a pair of inputs and targets, or models do not take its inputs.
-    """
-    batch = samples.__getitems__(plan.rows(np.arange(1), 0))
-    if batch.error is not None:
-        raise batch.error
+    """Return the facts that follow from the first good sample; raise UserError if it is no pair, or
+    its inputs do not fit models."""
+    rows = plan.rows(np.arange(min(MOST_BAD, plan.num_rows)), 0)
+    for row in np.split(rows, len(rows)):
+        batch = samples.__getitems__(row)
+        if batch.error is not None:
+            raise batch.error
+        if len(batch.rows):
+            break
+    else:
+        raise UserError(
+            f"{samples.name}: none of the first {counted(len(rows), 'sample')} can be loaded, the "
+            f"last because: {[*batch.bad.values()][-1]}; see to what its Dataset reads"
+        )
     if not isinstance(batch.content, tuple | list) or len(batch.content) != 2:
         raise UserError(
             f"{samples.name}: an item is {type(batch.content).__name__}, not a pair; return "
@@ -222,7 +200,7 @@ def _info(plan: Plan, samples: OwnSamples) -> DataInfo:
         example=inputs,
         name_of=samples.data.name_of,
         pictures=pictures,
-        class_counts=lambda: target.class_counts() if target and len(target.values) else None,
+        class_counts=lambda: target.class_counts() if target else None,
     )
 
 

@@ -1,5 +1,6 @@
 """What happens in an epoch: which samples a rank reads, batch by batch, and how far it has come."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,53 +9,39 @@ import numpy as np
 from conf.check import check_batch_size
 from conf.errors import UserError, counted
 from conf.schema import Config
-from loaders.index import BadFileError
-from loaders.order import ORDER, shuffled
+from loaders.index import BadFileError, Order
 
-MOST_BAD = 100
-"""Bad samples in a row after which the data set is to blame, not a sample."""
+ROW = [("position", "i8"), ("epoch", "i8"), ("sample", "i8")]
+"""Columns of each row: its position in a pass, the pass, and the sample's number in the split."""
 
-ROWS_AT_ONCE = 8192
-"""Planned at once, which costs less per row than batch by batch."""
-
-PLACE = ("epoch", "step", "number_of_pass", "row")
-"""Attributes of a plan that are the place in the run."""
+MOST_BAD = 100  # samples in a row, after which the data set is to blame
+ROWS_AT_ONCE = 8192  # planned together, which costs less per row than batch by batch
+PLACE = ("epoch", "step", "number_of_pass", "row")  # attributes of a plan
 
 
 class Samples:
-    """The N samples of a split: their order, and the rows that say what is read of them.
+    """The N samples of a split, called `name`, in their `order`, and the rows, of
+    `dtype`, that say what is read of them. Those to `train` on are shuffled; bad ones end the run
+    unless it `skips` them."""
 
-    Attributes:
-        name: name of the data set and split, such as `photos/train`.
-        seed: seed of the order and of the rows.
-        train: shuffle them.
-        skips: do without bad samples, by `data.on_error=skip`.
-    """
+    dtype = np.dtype(ROW)
 
-    name: str
-    seed: int
-    train: bool
-    skips: bool
+    def __init__(self, name: str, order: Order, cfg: Config, train: bool) -> None:
+        self.name, self.order, self.seed, self.train = name, order, cfg.seed, train
+        self.skips = cfg.data.on_error == "skip"
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def order(self, positions: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the samples at these positions of an epoch, (len(positions),) int64."""
-        if not self.train:
-            return positions
-        return shuffled(positions, len(self), self.seed, epoch)
-
     def rows(self, positions: np.ndarray, samples: np.ndarray, epoch: int) -> np.ndarray:
-        """Return a row for each position, with the fields `position`, `epoch` and `sample`.
+        """Return a row for each position; it depends on (seed, epoch, position, sample) alone."""
+        rows = np.zeros(len(positions), self.dtype)
+        rows["position"], rows["epoch"], rows["sample"] = positions, epoch, samples
+        self.draw(rows)
+        return rows
 
-        It depends on (seed, epoch, position, sample) alone.
-        """
-        raise NotImplementedError
-
-    def following(self, sample: int) -> int:
-        """Return the sample that stands in for a bad one."""
-        return (sample + 1) % len(self)
+    def draw(self, rows: np.ndarray) -> None:
+        """Fill in the columns of rows beside `ROW`."""
 
     def load(
         self,
@@ -63,20 +50,13 @@ class Samples:
         read: Callable[[int, np.void], Any],
         bad: dict[int, str],
     ) -> Any:
-        """Return `read(number, row)` of a row. If its sample is bad and `skips` is on, training
-        tries those that follow it, each as the row's sample at the same position, and writes the
-        good one's row into `rows`; evaluation returns None.
+        """Return `read(number, row)` of one of the rows of a batch.
 
-        Args:
-            rows: rows of a batch.
-            number: which of them.
-            read: raises BadFileError for a bad sample.
-            bad: reasons by sample, to which bad ones are added.
-
-        Raises:
-            UserError: `MOST_BAD` samples in a row are bad, or all.
+        If it raises BadFileError, and `skips` is on, training tries the samples that follow, each
+        at the same position, and writes the good one's row into `rows`; evaluation returns None.
+        The reasons come into `bad`, by sample. It raises UserError after `MOST_BAD` of them.
         """
-        num_tries = min(MOST_BAD, len(self)) if self.train else 1
+        num_tries = min(MOST_BAD, len(self))
         for _ in range(num_tries):
             row = rows[number]
             try:
@@ -85,23 +65,17 @@ class Samples:
                 if not self.skips:
                     raise
                 bad[int(row["sample"])] = last = str(error)
-            if self.train:
-                following = np.array([self.following(int(row["sample"]))])
-                position = row["position"].reshape(1)
-                rows[number] = self.rows(position, following, int(row["epoch"]))[0]
-        if self.train:
-            raise UserError(
-                f"{self.name} has {num_tries} bad samples in a row, the last one: {last}"
-            )
-        return None
+            if not self.train:
+                return None
+            following = self.order.following(int(row["sample"]), len(self))
+            position = row["position"].reshape(1)
+            rows[number] = self.rows(position, np.array([following]), int(row["epoch"]))[0]
+        raise UserError(f"{self.name} has {num_tries} bad samples in a row, the last one: {last}")
 
     def description(self) -> dict[str, str]:
         """Describe all that the rows of an epoch depend on: equal descriptions give equal rows."""
         files = f"{len(self)} samples of {self.name}"
-        return {"files": files, "seed": str(self.seed), "order": ORDER}
-
-    def fetch(self, rows: np.ndarray) -> None:
-        """Wait until the samples of a batch can be read."""
+        return {"files": files, "seed": str(self.seed), "order": self.order.order_name}
 
 
 class Plan:
@@ -117,13 +91,9 @@ class Plan:
     sequence of passes: step s of the run is step s % P of pass s // P, where P is the number of
     batches of a pass.
 
-    Args:
-        samples: samples of the split.
-        cfg: `cfg.global_batch_size` and `cfg.epoch_steps` are used.
-        rank, world_size: rank of this process and number of ranks.
-
     Attributes:
         batch_size: number of samples in a batch of this rank.
+        num_rows: number of rows of a pass that are used: in training all but the dropped tail.
         epoch: current epoch.
         step: steps done in the epoch, with `cfg.epoch_steps`.
         number_of_pass: pass over the data, whose order and random numbers are used.
@@ -145,24 +115,18 @@ class Plan:
         self.samples, self.rank, self.world_size = samples, rank, world_size
         self.global_batch_size = cfg.global_batch_size
         self.batch_size = cfg.global_batch_size // world_size
+        tail = len(samples) % cfg.global_batch_size if samples.train else 0
+        self.num_rows = len(samples) - tail
         self.epoch_steps = cfg.epoch_steps if samples.train else None
-        self.epoch = self.step = self.number_of_pass = self.row = 0
+        self.begin(0)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of a pass that are used: all but the dropped tail in training."""
-        count = len(self.samples)
-        return count - count % self.global_batch_size if self.samples.train else count
-
-    @property
-    def batches_per_pass(self) -> int:
-        """Number of batches in a whole pass of the rank that has most of them."""
-        return -(-self.num_rows // self.global_batch_size)
+    def _batches_in(self, num_rows: int) -> int:
+        return -(-num_rows // self.global_batch_size)
 
     @property
     def max_batches(self) -> int:
         """Number of batches in a whole epoch of the rank that has most of them."""
-        return self.epoch_steps or self.batches_per_pass
+        return self.epoch_steps or self._batches_in(self.num_rows)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch."""
@@ -173,22 +137,23 @@ class Plan:
     def batches_done(self) -> int:
         """Number of batches of the current size already used in the epoch: at its end
         `max_batches`."""
-        done = -(-self.row // self.global_batch_size) if self.epoch_steps is None else self.step
+        done = self._batches_in(self.row) if self.epoch_steps is None else self.step
         return min(done, self.max_batches)
 
     def begin(self, epoch: int) -> None:
         """Go to the start of an epoch."""
         self.epoch, self.step = epoch, 0
-        self.number_of_pass, self.row = epoch, 0
-        if self.epoch_steps is not None:
-            first_step = epoch * self.epoch_steps
-            self.number_of_pass, step = divmod(first_step, self.batches_per_pass)
-            self.row = step * self.global_batch_size
+        first_step, steps_of_pass = epoch * self.max_batches, self._batches_in(self.num_rows)
+        self.number_of_pass, step = divmod(first_step, steps_of_pass)
+        self.row = step * self.global_batch_size
 
-    def advance(self) -> None:
-        """Go one batch further."""
-        self.row += self.global_batch_size
-        self.step += 1
+    def advance(self, num_batches: int = 1) -> None:
+        """Go so many batches further, of the same pass."""
+        self.row += num_batches * self.global_batch_size
+        self.step += num_batches
+        self._skip_tail()
+
+    def _skip_tail(self) -> None:
         if self.epoch_steps is not None and self.row + self.global_batch_size > self.num_rows:
             self.number_of_pass, self.row = self.number_of_pass + 1, 0
 
@@ -199,39 +164,36 @@ class Plan:
         else:
             self.step = self.epoch_steps
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the place, for any number of ranks."""
-        return {name: getattr(self, name) for name in PLACE}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, for any number of ranks, and what the rows depend on."""
+        place = {name: getattr(self, name) for name in PLACE}
+        return place | {"plan": self.samples.description()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken."""
         for name in PLACE:
             setattr(self, name, state[name])
+        self._skip_tail()
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the rows of the batches that are left of the epoch; the place stays where it is."""
-        number, row, left = self.number_of_pass, self.row, self.max_batches - self.batches_done
-        while left > 0:
-            end = min(self.num_rows, row + left * self.global_batch_size)
+        ahead = copy.copy(self)
+        while (left := ahead.max_batches - ahead.batches_done) > 0:
+            num_batches = min(left, max(1, ROWS_AT_ONCE // self.batch_size))
+            end = min(self.num_rows, ahead.row + num_batches * self.global_batch_size)
             if self.samples.train:
-                end -= (end - row) % self.global_batch_size
-            yield from self._batches(number, row, end)
-            left -= -(-(end - row) // self.global_batch_size)
-            number, row = number + 1, 0
-
-    def _batches(self, number: int, start: int, end: int) -> Iterator[np.ndarray]:
-        """Yield this rank's rows from `start` to `end` of a pass."""
-        num_rows = max(1, ROWS_AT_ONCE // self.batch_size) * self.global_batch_size
-        for first in range(start, end, num_rows):
-            last = min(first + num_rows, end)
-            positions = np.arange(first + self.rank, last, self.world_size)
-            rows = self.rows(positions, number)
+                end -= (end - ahead.row) % self.global_batch_size
+            positions = np.arange(ahead.row + self.rank, end, self.world_size)
+            rows = self.rows(positions, ahead.number_of_pass)
             for at in range(0, len(rows), self.batch_size):
                 mine = rows[at : at + self.batch_size]
-                self.samples.fetch(mine)
+                self.samples.order.fetch(mine, self.samples.seed, self.samples.train)
                 yield mine
+            ahead.advance(self._batches_in(end - ahead.row))
 
     def rows(self, positions: np.ndarray, number_of_pass: int) -> np.ndarray:
         """Return the rows at these positions of a pass, which all ranks share."""
-        samples = self.samples.order(positions, number_of_pass)
-        return self.samples.rows(positions, samples, number_of_pass)
+        samples, numbers = self.samples, positions
+        if samples.train:
+            numbers = samples.order.shuffled(positions, len(samples), samples.seed, number_of_pass)
+        return samples.rows(positions, numbers, number_of_pass)

@@ -10,12 +10,11 @@ import torch
 from conf.errors import UserError, counted
 from conf.schema import Config
 from loaders.backends import image_loader
-from loaders.file_index import file_index
-from loaders.folders import images_below
-from loaders.headers import read_headers
+from loaders.file_index import file_index, read_headers
+from loaders.folders import describe_others, images_below
 from loaders.loader import Loader
 from loaders.open_index import holds_shards, open_index
-from loaders.targets import Target, Unlabelled
+from loaders.targets import Target
 
 
 def build_new_loader(
@@ -39,13 +38,11 @@ def build_new_loader(
     Returns:
         The loader, whose `bad` collects the samples that cannot be loaded, and reasons by path of
         images with bad headers, which are not among its samples.
-
-    Raises:
-        UserError: there are no samples, or they do not fit the model.
     """
     cfg = copy.deepcopy(cfg)
     data, name = cfg.data, f"data.root={cfg.data.root}"
     data.on_error = "skip"  # bad files are part of the result
+    data.leave_out = None  # it lists files of the training
     if data.layout == "own":
         return _own_loader("new", cfg, target, device, rank, world_size), {}
     if cfg.loader.name == "synthetic":
@@ -53,11 +50,11 @@ def build_new_loader(
     if not Path(data.root).is_dir():
         raise UserError(f"{name} is not a folder; set data.root to the folder of the images")
     content = "stored" if data.layout == "cells" else "rgb"
-    others: Counter[str] = Counter()
-    files = read_headers(images_below(Path(data.root), others, data.root), data, content, others)
+    others = Counter[str]()
+    files = read_headers([images_below(Path(data.root), others, data.root)], data, [content])
     if content == "rgb" and in_channels == 1:
-        files.headers["channels"] = 1
-    index = file_index(name, data.root, (files,), Unlabelled())
+        files["headers-0"]["channels"] = 1
+    index = file_index(name, data.root, files, Target("unknown"), describe_others(others))
     if index.inputs.channels != in_channels:
         raise UserError(
             f"{name} has images of {counted(index.inputs.channels, 'channel')}, but the model was "
@@ -73,11 +70,7 @@ def build_new_loader(
 def build_test_loader(
     cfg: Config, target: Target | None, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> Loader:
-    """Build the loader of this rank's test samples; see `build_new_loader()`.
-
-    Raises:
-        UserError: the data has no test split, or is not read from its files.
-    """
+    """Build the loader of this rank's test samples; see `build_new_loader()`."""
     data = cfg.data
     if data.layout == "own":
         return _own_loader("test", cfg, target, device, rank, world_size)

@@ -22,11 +22,7 @@ SPLIT_NAMES = {
 
 def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[str, str]:
     """Return, for each split, the one of a data set with the splits `found` that is used as it:
-    without `val`, `test` validates and there is no test split, unless `data.fold` is set.
-
-    Raises:
-        UserError: no split trains or validates.
-    """
+    without `val`, `test` validates and there is no test split, unless `data.fold` is set."""
     used = {split: split for split in SPLIT_NAMES if split in found}
     if "test" in used and "val" not in used and data.fold is None:
         log.info("test of %s validates, as there is no val: nothing is left to test", where)
@@ -44,9 +40,6 @@ def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict
     alone, which may be the root, if its samples are to be split by seed.
 
     Folders named after splits are classes if they hold no folders and are not of both splits.
-
-    Raises:
-        UserError: there is no such folder, or not one folder of each split.
     """
     if not root.is_dir():
         raise UserError(f"data.root={root} is not a folder; set data.root to the data set's folder")
@@ -65,20 +58,6 @@ def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict
         return {"train": root}
     used = used_splits(named, data, str(root))
     return {split: named[name] for split, name in used.items() if split in ("train", *splits)}
-
-
-def parts_of(
-    counts: dict[str, int], data: DataConfig, splits: Collection[str], labels: np.ndarray | None
-) -> dict[str, np.ndarray]:
-    """Return the sorted positions of the samples of each split; see `index_splits`."""
-    ends = np.cumsum([*counts.values()])
-    parts = dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
-    if "val" in counts:
-        check_no_split(data)
-    elif "val" in splits:
-        labels = None if labels is None else labels[parts["train"]]
-        parts["train"], parts["val"] = split_by_seed(counts["train"], data, labels)
-    return parts
 
 
 def split_by_seed(

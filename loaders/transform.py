@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections import defaultdict, deque
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,7 @@ from loaders.augment import Augmentation, to_device
 from loaders.batch import Batch
 from loaders.index import Index
 from loaders.info import DataInfo
-from loaders.limits import cpus_per_rank
+from loaders.limits import cpus_per_rank, map_in_threads
 from loaders.plan import Plan
 from loaders.rectangles import Rectangles
 
@@ -25,30 +24,28 @@ class ImageTransform:
     """Flips images and converts them to float32 NCHW, enlarged, normalised and augmented as their
     rows say.
 
-    Args:
-        rectangles: what is read of the images.
-        cfg: `cfg.data` and `cfg.loader` are used.
-        device: device of the batches.
-
     Raises:
         UserError: `data.mean` or `data.std` does not fit the number of channels.
     """
 
     def __init__(self, rectangles: Rectangles, cfg: Config, device: torch.device) -> None:
-        index, self.augmentations = rectangles.index, rectangles.augmentations
-        self.index, self.device = index, device
-        self.output_size, self.read_size = rectangles.output_size, rectangles.read_size
+        self.rectangles, self.index = rectangles, rectangles.index
+        self.augmentations = rectangles.augmentations
+        # Those that change images in [0, 1].
+        self.on_images = [a for a in self.augmentations if type(a).apply != Augmentation.apply]
+        self.output_size, self.device = rectangles.output_size, device
         self.memory = BatchMemory()
         last = cfg.loader.channels_last
         self.memory_format = torch.channels_last if last else torch.contiguous_format
         low, high = cfg.data.value_range
         mean, std = np.array(cfg.data.mean or [0.0]), np.array(cfg.data.std or [1.0])
+        channels = self.index.inputs.channels
         for key, values in [("mean", mean), ("std", std)]:
-            if len(values) not in (1, index.inputs.channels):
+            if len(values) not in (1, channels):
                 raise UserError(
                     f"data.{key} has {counted(len(values), 'value')} but the images of "
-                    f"{index.name} have {counted(index.inputs.channels, 'channel')}; give one "
-                    f"value or {index.inputs.channels}"
+                    f"{self.index.name} have {counted(channels, 'channel')}; give one value or "
+                    f"{channels}"
                 )
         # From [0, 1] to what the model sees: of inputs, and of targets, which have no mean and std.
         self.scales = [self._per_channel((high - low) / std), self._per_channel([high - low])]
@@ -60,69 +57,40 @@ class ImageTransform:
     @torch.inference_mode(False)  # tensors made in inference mode cannot be used in training
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets that the model sees."""
-        rows = batch.rows
-        augmentations = [a for a in self.augmentations if not a.is_neutral(rows)]
-        on_images = [a for a in augmentations if a.changes_images]
-        inputs, *rest = (
-            self._side(n, side, rows, on_images) for n, side in enumerate(batch.content)
-        )
+        rows, target = batch.rows, self.index.target
+        inputs, *rest = (self._side(n, side, rows) for n, side in enumerate(batch.content))
         if rest:
             targets = rest[0]
-        else:  # not images; without any, the samples' numbers
-            target, samples = self.index.target, rows["sample"]
-            values = target.values[samples] if target.has_values else samples.copy()
-            targets = to_device(torch.from_numpy(values), self.device)
-        for augmentation in augmentations:
-            inputs, targets = augmentation.apply_to_both(inputs, targets, rows, self.index.target)
+        elif target.values is not None:
+            targets = to_device(target.values[rows["sample"]], self.device)
+        else:
+            targets = to_device(rows["sample"].copy(), self.device)
+        for augmentation in self.augmentations:
+            inputs, targets = augmentation.apply_to_both(inputs, targets, rows, target)
         return inputs, targets
 
-    def info(self, plan: Plan) -> DataInfo:
-        """Return facts about the samples of a plan."""
-        index, inputs = self.index, self.index.inputs
-        return DataInfo(
-            target=index.target,
-            in_channels=inputs.channels,
-            dtype=inputs.dtype,
-            num_samples=len(index),
-            num_dropped=len(index) - plan.num_rows,
-            example=torch.zeros(1, inputs.channels, *self.output_size),
-            name_of=index.source.name,
-            pictures=self.denormalize,
-            # Not a lambda, which would keep the loader alive.
-            class_counts=partial(class_counts, index),
-        )
-
-    def denormalize(self, inputs: Tensor) -> Tensor:
-        """Convert inputs (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
-        pictures = ((inputs.float() - self.shifts[0]) / self.scales[0]).clamp(0, 1)
-        return pictures if self.index.inputs.channels in (1, 3) else pictures[:, :1]
-
-    def _side(
-        self, side: int, images: Tensor, rows: np.ndarray, augmentations: list[Augmentation]
-    ) -> Tensor:
+    def _side(self, side: int, images: Tensor, rows: np.ndarray) -> Tensor:
         images = images.to(self.device, non_blocking=True)
         flip(images, rows)
-        if self.index.sides[side].interpolation == "nearest":
+        spec = self.index.sides[side]
+        if spec.interpolation == "nearest":
             return images[..., 0].long()
         scale, shift = self.scales[side], self.shifts[side]
         full_intensity = 65535 if images.dtype == torch.uint16 else 255
         channels_first = images.permute(0, 3, 1, 2)
-        batch = self._empty(*channels_first.size()).copy_(channels_first)
-        if not augmentations:  # before enlarging, while there are fewer pixels
+        batch = self._empty(*channels_first.shape).copy_(channels_first)
+        if not self.on_images:  # before enlarging, while there are fewer pixels
             batch.mul_(scale / full_intensity).add_(shift)
-        factor = self.index.sides[side].size_factor
-        height, width = (factor * length for length in self.output_size)
-        # In whole batches: if a backend did it image by image, 5-channel TIFFs of 50x50 enlarged to
-        # 220x220 would have 0.3 times the speed.
+        height, width = (spec.size_factor * length for length in self.output_size)
         if batch.shape[2:] != (height, width):
             enlarged = self._empty(len(batch), batch.shape[1], height, width)
             # interpolate(mode="bilinear"), which has no `out`
             batch = torch.ops.aten.upsample_bilinear2d.out(
                 batch, (height, width), False, out=enlarged
             )
-        if augmentations:
+        if self.on_images:
             batch.div_(full_intensity)
-            for augmentation in augmentations:
+            for augmentation in self.on_images:
                 batch = augmentation.apply(batch, rows)
             batch.mul_(scale).add_(shift)
         return batch.contiguous(memory_format=self.memory_format)
@@ -136,6 +104,28 @@ class ImageTransform:
             return self.memory.empty(count, height, width, channels).permute(0, 3, 1, 2)
         return self.memory.empty(count, channels, height, width)
 
+    def info(self, plan: Plan) -> DataInfo:
+        """Return facts about the samples of a plan."""
+        index, inputs = self.index, self.index.inputs
+        return DataInfo(
+            target=index.target,
+            in_channels=inputs.channels,
+            dtype=inputs.dtype,
+            num_samples=len(index),
+            num_dropped=len(index) - plan.num_rows,
+            example=torch.zeros(1, inputs.channels, *self.output_size),
+            name_of=index.name_of,
+            has_files=index.form != "pixels",
+            pictures=self.denormalize,
+            # Not a lambda, which would keep the loader alive.
+            class_counts=partial(class_counts, index),
+        )
+
+    def denormalize(self, inputs: Tensor) -> Tensor:
+        """Convert inputs (B, C, H, W) to pictures: 1 or 3 channels with values in [0, 1]."""
+        pictures = ((inputs.float() - self.shifts[0]) / self.scales[0]).clamp(0, 1)
+        return pictures if self.index.inputs.channels in (1, 3) else pictures[:, :1]
+
 
 def flip(images: Tensor, rows: np.ndarray) -> None:
     """Flip images (B, H, W, C), in place, as their rows say."""
@@ -147,45 +137,41 @@ def flip(images: Tensor, rows: np.ndarray) -> None:
             for number in numbers:  # one by one: new memory for all would take as long again
                 pixels[number] = pixels[number].flip(dim - 1)
         elif len(numbers):
-            flipped = to_device(torch.from_numpy(numbers), images.device)
+            flipped = to_device(numbers, images.device)
             pixels[flipped] = pixels[flipped].flip(dim)
 
 
 class BatchMemory:
-    """Pool of float32 memory, for any number of threads.
+    """Float32 memory that batches which are not in use any more leave to later ones.
 
-    New memory costs a page fault for each page: without the pool, 5-channel TIFFs enlarged to
-    220x220 take 1.2 times the CPU's time, and JPEGs 1.04 to 1.08 times.
+    New memory costs a page fault for each page: without this, 5-channel TIFFs enlarged to 220x220
+    take 1.3 times the CPU's time, and JPEGs 1.05 times.
     """
 
     def __init__(self) -> None:
         self.unused: dict[int, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=8))
 
     def empty(self, *shape: int) -> Tensor:
-        """Return an uninitialised tensor, whose memory returns to the pool when neither it nor a
-        view of it is left."""
         pieces = self.unused[math.prod(shape)]
         try:
             piece = pieces.pop()
         except IndexError:
             piece = np.empty(shape, np.float32)  # unlike torch, NumPy asks Linux for huge pages
-        lent = piece.reshape(shape)
+        lent = piece.reshape(shape)  # a view, which lives as long as the tensor and its views
         weakref.finalize(lent, pieces.append, piece).atexit = False
         return torch.from_numpy(lent)
 
 
 def class_counts(index: Index) -> np.ndarray | None:
-    """Count the samples, or in masks the pixels, of each class, (K,) float64; None: there are no
-    classes."""
+    """See `DataInfo.class_counts`; of masks, pixels are counted."""
     target = index.target
     if target.kind != "masks":
         return target.class_counts()
-    num_classes = len(target.classes)
 
     def count(sample: int) -> np.ndarray:
         indices = index.read(sample, 1).ravel()
-        return np.bincount(indices[indices != target.outside], minlength=num_classes)
+        counted = indices[indices != target.ignore_index]
+        return np.bincount(counted, minlength=len(target.classes))
 
-    with ThreadPoolExecutor(cpus_per_rank()) as pool:
-        samples = range(len(index))
-        return sum(pool.map(count, samples), np.zeros(num_classes))
+    counts = map_in_threads(count, range(len(index)), "counting classes", cpus_per_rank())
+    return np.sum(counts, axis=0, dtype=float)

@@ -13,60 +13,53 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_convert
 
+from conf.schema import Config
 from loaders.batch import Batch, tensors_of
 from loaders.limits import cpus_per_rank
 from loaders.plan import Plan
 
-MIN_ROWS = 64
-"""Rows of an epoch for which a worker process is started, unless they are asked for."""
-
+MIN_ROWS = 64  # of an epoch, for which a worker is started where their number is null
+# Often sent to all processes; only the training process handles them.
 BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
-"""Signals that are often sent to all processes, and that only the training process handles."""
 
 
 def data_loader(
-    dataset: Dataset[Batch], plan: Plan, num_workers: int, prefetch_factor: int, pin_memory: bool
+    dataset: Dataset[Batch], plan: Plan, num_workers: int, cfg: Config, device: torch.device
 ) -> DataLoader[Batch]:
     """Return a DataLoader of the batches that are left of the plan's epoch, each time it is
-    iterated over.
+    iterated over; the dataset's `__getitems__` makes a `Batch` of an array of rows.
 
-    The dataset's `__getitems__` makes a `Batch` of an array of rows. Each of `num_workers`
-    processes loads `prefetch_factor` batches in advance; 0: this process loads a batch when it is
-    asked for.
+    Without worker processes, this process loads a batch when it is asked for.
     """
-    has_workers = num_workers > 0
-    return DataLoader(
-        dataset,
-        batch_sampler=plan,  # type: ignore[arg-type]
-        collate_fn=_in_shared_memory if has_workers else default_convert,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor if has_workers else None,
-        persistent_workers=has_workers,
-        pin_memory=pin_memory,
-        worker_init_fn=_end_with_training if has_workers else None,
-        multiprocessing_context=_worker_context(type(dataset).__module__) if has_workers else None,
-        # Drawing from the global generator would change dropout after a resume.
-        generator=torch.Generator(),
-    )
+    options: dict[str, Any] = {"batch_sampler": plan, "collate_fn": default_convert}
+    if num_workers:
+        options |= {
+            "collate_fn": _in_shared_memory,
+            "num_workers": num_workers,
+            "prefetch_factor": cfg.loader.prefetch_factor,
+            "persistent_workers": True,
+            "worker_init_fn": _end_with_training,
+            "multiprocessing_context": _worker_context(type(dataset).__module__),
+        }
+    # Drawing from the global generator would change dropout after a resume.
+    generator = torch.Generator()
+    return DataLoader(dataset, pin_memory=device.type == "cuda", generator=generator, **options)
 
 
 def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory.
-
-    The DataLoader's queue would do it in a thread, where a full /dev/shm loses the batch and the
-    training process waits forever.
-    """
+    """Move the tensors of a batch to shared memory. The DataLoader's queue would do it in a thread,
+    where a full /dev/shm loses the batch, and the training process waits for ever."""
     for tensor in tensors_of(batch.content):
         tensor.share_memory_()
     return batch
 
 
 def _worker_context(module: str) -> ForkServerContext:
-    """Return a context whose processes are forked from a process without threads, since a fork of
-    the training process could find locks held by threads that it does not have.
+    """Return a context whose processes are forked from a fork server, which has no threads that
+    could hold locks.
 
-    That process inherits the blocked signals, and its forks do. It imports the script and `module`
-    once for all of them; the script by its name, because Python before 3.12.8 ignores `__main__`.
+    It inherits the blocked signals, and its forks do. It imports the script and `module` once for
+    all of them; the script by its name, because Python before 3.12.8 ignores `__main__`.
     """
     import __main__  # the script that runs now
 
@@ -102,11 +95,11 @@ def _end_with_training(worker_id: int) -> None:
 
 
 def default_workers(device: torch.device, num_samples: int, num_threads: int) -> int:
-    """Return the number of worker processes where `loader.num_workers` is null.
+    """Return the number of worker processes where `loader.num_workers` is null: on a GPU one per
+    CPU but one (per `num_threads` CPUs), on a CPU none.
 
-    On a GPU there is one per CPU but one (per `num_threads` CPUs), for 64 samples or more: threads
-    of the training process would hold up the one that launches kernels, since each call passes
-    Python's interpreter lock around. On a CPU, which has no kernels to launch, there is none.
+    Threads of the training process would hold up the one that launches kernels, since each call
+    passes Python's interpreter lock around.
     """
     if device.type != "cuda":
         return 0

@@ -23,17 +23,18 @@ def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Modu
     """
     new_model = find("models", cfg.name, "model.name")
     signature = inspect.signature(new_model)
-    arch = {} if cfg.arch is None else {"arch": cfg.arch}
-    sizes = {"in_channels": in_channels, "num_outputs": num_outputs}
+    arguments: dict[str, object] = {"in_channels": in_channels, "num_outputs": num_outputs}
+    if cfg.arch is not None:
+        arguments["arch"] = cfg.arch
     try:
-        given = signature.bind(**sizes, **arch, **cfg.kwargs)
+        given = signature.bind(**arguments, **cfg.kwargs)
     except TypeError as error:
         raise UserError(
             f"model.arch={cfg.arch} and model.kwargs={cfg.kwargs} do not fit model={cfg.name}: "
             f"{error}; it takes only {', '.join(signature.parameters)}"
         ) from error
     model = new_model(*given.args, **given.kwargs)
-    freeze_as(cfg, model)
+    freeze_as(cfg.freeze, model)
     if cfg.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if cfg.compile:

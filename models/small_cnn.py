@@ -15,11 +15,7 @@ class SmallCNN(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        num_outputs: int,
-        width: int = 32,
-        batch_norm: bool = True,
+        self, in_channels: int, num_outputs: int, width: int = 32, batch_norm: bool = True
     ) -> None:
         super().__init__()
         if width < 2 or width % 2:
@@ -42,14 +38,10 @@ class SmallCNN(nn.Module):
 
 def conv_block(in_channels: int, out_channels: int, batch_norm: bool) -> nn.Sequential:
     """Build a 3x3 convolution, BatchNorm where asked for, and ReLU; height and width stay."""
+    # BatchNorm subtracts the mean, and with it any bias added before.
+    conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=not batch_norm)
     if batch_norm:
-        return nn.Sequential(
-            # BatchNorm subtracts the mean, and with it any bias added before.
-            nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(out_channels),
-            nn.ReLU(inplace=True),
-        )
-    conv = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
     # Without BatchNorm, the initial weights alone keep the signal from shrinking layer by layer.
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return nn.Sequential(conv, nn.ReLU(inplace=True))

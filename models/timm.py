@@ -27,9 +27,9 @@ def timm(in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: 
             f"model.kwargs.checkpoint_path={kwargs['checkpoint_path']} is not read; set "
             "model.weights to that file"
         )
-    sizes = {"num_classes": num_outputs, "in_chans": in_channels}
+    sizes = {"num_classes": num_outputs, "in_chans": in_channels, "pretrained": False}
     try:
-        model: Any = create_model(arch, pretrained=False, **sizes, **kwargs)
+        model: Any = create_model(arch, **sizes, **kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise UserError(f"model.kwargs={kwargs} does not fit model.arch={arch}: {error}") from error
     head = model.get_classifier()

@@ -8,6 +8,7 @@ from torchvision import models
 
 from conf.errors import UserError, unknown_name
 from conf.schema import ModelConfig
+from models.pretrained import first_convolution
 
 
 def torchvision(
@@ -34,8 +35,8 @@ def torchvision(
     except (TypeError, ValueError) as error:
         raise UserError(f"model.kwargs={kwargs} does not fit model.arch={arch}: {error}") from error
     if in_channels != 3:
-        convolutions = (pair for pair in model.named_modules() if isinstance(pair[1], nn.Conv2d))
-        name, old = next(convolutions)
+        name = first_convolution(model).removesuffix(".weight")
+        old: Any = model.get_submodule(name)
         sizes = (old.out_channels, old.kernel_size, old.stride, old.padding)
         new = nn.Conv2d(in_channels, *sizes, bias=old.bias is not None)
         with torch.no_grad():

@@ -22,31 +22,27 @@ log = logging.getLogger(__name__)
 
 
 class MicroBatches:
-    """Parts of a batch, of equal size, which pass through the model one after another.
-
-    Attributes:
-        number: parts of a batch; 0 until `accumulate_steps=auto` has found it.
-        is_last: whether the part that was yielded last ends its batch, and so a step.
-    """
+    """Parts of a batch, of equal size, which pass through the model one after another: `number` of
+    them, 0 until `accumulate_steps=auto` has found it. With the last one, `is_last` is True."""
 
     def __init__(self, run: Run, model: nn.Module, task: Task) -> None:
         """Take the number that is configured or that a checkpoint has for `auto`, of this script,
-        share of a batch and kind of GPU. With FSDP, `auto` raises a UserError: its ranks compute
-        together and cannot try alone."""
+        share of a batch and kind of GPU."""
         self.run, self.model, self.task = run, model, task
         self.is_last = True
         self.share = run.cfg.global_batch_size // run.group.world_size
-        on_gpu = run.device.type == "cuda"
-        name = torch.cuda.get_device_name(run.device) if on_gpu else "cpu"
-        place = f"{Path(sys.argv[0]).name}: {self.share} samples on {name}"
-        self.place = run.group.broadcast_from_rank0(lambda: place)
-        is_auto = run.cfg.accumulate_steps == "auto"
-        found = run.progress.micro_batches.get(self.place, 0)
-        self.number = found if is_auto else run.cfg.accumulate_steps
-        if is_auto and any(map(is_sharded, model.parameters())):
+        if run.cfg.accumulate_steps != "auto":
+            self.number = run.cfg.accumulate_steps
+            return
+        # FSDP's ranks compute together and cannot try alone.
+        if any(map(is_sharded, model.parameters())):
             raise UserError(
                 "accumulate_steps=auto does not work with FSDP; give a number, such as 4"
             )
+        gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu"
+        place = f"{Path(sys.argv[0]).name}: {self.share} samples on {gpu}"
+        self.place = run.group.broadcast_from_rank0(lambda: place)
+        self.number = run.progress.micro_batches.get(self.place, 0)
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the parts of batches; every rank finds a number that is not known yet."""
@@ -65,20 +61,20 @@ class MicroBatches:
     def _find(self, batch: Any) -> int:
         """Return the smallest number of parts that fit into the memory of every rank."""
         run, share = self.run, self.share
-        batch_size, margin = run.cfg.global_batch_size, run.cfg.accumulate_margin
         for number in range(1, share + 1):
             if share % number:
                 continue
             fits = run.group.gather(self._fits(part(batch, 0, share // number)))
             if all(fits):
                 size = f"{share // number} of {counted(share, 'sample')} a rank"
-                parts = f"{counted(number, 'part')} with {size} (global_batch_size={batch_size})"
+                whole = f"global_batch_size={run.cfg.global_batch_size}"
+                parts = f"{counted(number, 'part')} with {size} ({whole})"
                 log.info("accumulate_steps=auto: %s", parts)
                 return number
             log.info("accumulate_steps=%d does not fit on rank %d", number, fits.index(False))
         raise UserError(
             f"accumulate_steps=auto: the smallest parts of a batch do not fit into the memory of "
-            f"{run.device}, with accumulate_margin={margin}; see docs/speed.md"
+            f"{run.device}, with accumulate_margin={run.cfg.accumulate_margin}; see docs/speed.md"
         )
 
     def _fits(self, batch: Any) -> bool:

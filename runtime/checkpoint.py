@@ -2,15 +2,14 @@
 
 `<run>/checkpoints/step-00000120/`, see `models/pretrained/checkpoints.py`: of the newest
 `checkpoint.keep` steps, and of the best one, whose weights are in `model.safetensors` beside them.
-Its metadata `facts` is JSON of what a user of the model needs, such as the names of the classes.
 """
 
 import json
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ class CheckpointWriter:
         """`group` are the ranks of the run, by default this process. No other messages may pass
         through it."""
         self.options, self.folder, self.group = options, folder, group or ProcessGroup()
-        self.thread: threading.Thread | None = None
-        self.error: Exception | None = None  # of rank 0's last write
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
         self.clock, self.last_write = clock, clock()
 
     def is_time(self) -> bool:
@@ -72,8 +71,8 @@ class CheckpointWriter:
 
         Args:
             state: nested values, equal on all ranks but for tensors that are sharded. `step` names
-                the folder; `facts` are the metadata of the weights; `weights` are published, if
-                there are any, or else those of the `model`.
+                the folder; `facts` are the metadata of the weights; of the best state, `weights`
+                are published, if there are any, or else those of the `model`.
         """
         self.last_write = self.clock()
         shards: dict[str, Tensor] = {}
@@ -86,25 +85,17 @@ class CheckpointWriter:
                 return None
             return value.detach().to("cpu", copy=True) if self.group.rank == 0 else None
 
-        arguments = map_named(copied, state), shards, is_best and self.options.best
-        self.thread = threading.Thread(target=self._write, args=arguments)
-        self.thread.start()
+        copies, is_best = map_named(copied, state), is_best and self.options.best
+        self.writing = self.thread.submit(self._write, copies, shards, is_best)
 
     def wait(self) -> None:
         """Wait until all ranks have written everything; raise OSError if one of them could not and
         `checkpoint.on_error` is `raise`."""
-        if self.thread is None:
-            return
-        self.thread.join()
-        self.thread = None
-        self.group.broadcast_from_rank0(self._report)
-
-    def _report(self) -> None:
-        """Raise or log the error of rank 0's last write."""
-        error, self.error = self.error, None
+        error = self.writing.exception() if self.writing else None
+        self.writing = None
         if error is not None and self.options.on_error == "raise":
             raise error
-        if error is not None:
+        if error is not None and self.group.rank == 0:
             log.warning("%s; training continues (checkpoint.on_error=warn)", error)
 
     def _write(self, state: dict[str, Any], shards: dict[str, Tensor], is_best: bool) -> None:
@@ -112,35 +103,32 @@ class CheckpointWriter:
         temporary = self.folder / f".{path.name}.tmp"
         try:
             self.group.broadcast_from_rank0(lambda: self._make_empty(temporary))
-            answers = self.group.gather(self._write_files(temporary, state, shards, is_best))
-            if self.group.rank == 0:
-                self._finish(path, temporary, answers)
+            ranks = self.group.gather(self._write_files(temporary, state, shards, is_best))
+            self.group.broadcast_from_rank0(lambda: self._finish(path, temporary, ranks))
         except Exception as error:
             if self.group.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             reason = str(error).partition("\n")[0] or repr(error)
-            self.error = OSError(
+            raise OSError(
                 f"{path} could not be written ({reason}); earlier checkpoints are untouched"
-            )
+            ) from error
 
     def _make_empty(self, temporary: Path) -> None:
         """Make the folder that all ranks write to; remove those of writes that were killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for dead in self.folder.glob(".step-*.tmp"):
-            shutil.rmtree(dead)
-        for dead in self.folder.glob(".*-model.safetensors"):
-            dead.unlink()
+            shutil.rmtree(dead, ignore_errors=True)  # NFS keeps files that are open
         temporary.mkdir()
 
     def _write_files(
         self, folder: Path, state: dict[str, Any], shards: dict[str, Tensor], is_best: bool
-    ) -> dict[str, dict[str, int]] | OSError:
+    ) -> dict[str, str] | OSError:
         """Write this rank's files; return their fingerprints by name, or what was in the way."""
         names = [f"shard-{rank:05d}.pt" for rank in range(self.group.world_size)] if shards else []
         contents: dict[str, Any] = {names[self.group.rank]: shards} if shards else {}
         weights = None  # those of a sharded model stay in its checkpoint
         if self.group.rank == 0:
-            if not shards:
+            if is_best and not shards:
                 weights = state.pop("weights", state.get("model"))
             contents[STATE] = state | {"shards": names}
         try:
@@ -165,13 +153,13 @@ class CheckpointWriter:
         with write_atomically(path) as file:
             save_file({name: x.contiguous() for name, x in weights.items()}, file, metadata)
 
-    def _finish(self, path: Path, temporary: Path, answers: list[Any]) -> None:
+    def _finish(self, path: Path, temporary: Path, ranks: list[Any]) -> None:
         """Give the folder that all have written to its name; remove those not to be kept."""
-        files: dict[str, dict[str, int]] = {}
-        for answer in answers:
-            if isinstance(answer, OSError):
-                raise answer
-            files |= answer
+        files: dict[str, str] = {}
+        for written in ranks:
+            if isinstance(written, OSError):
+                raise written
+            files |= written
         if any(not (temporary / name).exists() for name in files):
             raise OSError("rank 0 does not see what others wrote: use a folder that all share")
         manifest = temporary / MANIFEST
@@ -190,7 +178,7 @@ class CheckpointWriter:
         for each in found:
             if each not in own[: self.options.keep] and each != best_of(own):
                 dead = each.rename(each.with_name(f".{each.name.lstrip('.')}.tmp"))
-                shutil.rmtree(dead)
+                shutil.rmtree(dead, ignore_errors=True)  # the next write tries again
 
 
 def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A run of several processes: torchrun, torch's process group, and models spread over ranks."""
+"""A run on several devices: torchrun, torch's process group, and models spread over ranks."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from torch import nn
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.schema import Config
 from runtime.blocks import BATCH_NORMS
 from runtime.process_group import ProcessGroup
@@ -47,18 +47,15 @@ def local_rank() -> int:
 
 
 def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
-    """Join the process group that torchrun prepared, or make one of this process alone.
-
-    From here on rank 0 alone logs everything; the other ranks log warnings. `entry_point` leaves
-    the group at the end.
-    """
+    """Join the process group that torchrun prepared, or make one of this process alone. From here
+    on, ranks other than 0 log warnings only. `entry_point` leaves the group at the end."""
     backend = cfg.distributed.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     elif backend == "nccl" and device.type != "cuda":
         raise UserError(f"distributed.backend=nccl does not work with device={device}; use gloo")
     if os.environ.get("RANK"):
-        store, rank, world_size = store_of_torchrun()
+        store, rank, world_size = _store_of_torchrun()
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
         log.info("one process; torchrun --nproc_per_node=2 %s starts two", Path(sys.argv[0]).name)
@@ -78,25 +75,9 @@ def init_process_group(cfg: Config, device: torch.device) -> ProcessGroup:
     if dist.get_debug_level() == dist.DebugLevel.OFF:
         dist.set_debug_level(dist.DebugLevel.INFO)  # DDP names parameters without gradients
     if rank != 0:
-        console = logging.StreamHandler(sys.stderr)
-        console.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s"))
-        logging.basicConfig(level=logging.WARNING, handlers=[console], force=True)
+        form = f"[rank {rank}] %(message)s"
+        logging.basicConfig(level=logging.WARNING, format=form, force=True)
     return ProcessGroup(dist.group.WORLD)
-
-
-def store_of_torchrun() -> tuple[Any, int, int]:
-    """Return the key-value store of this attempt, this process's rank and the number of ranks."""
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise UserError(
-            "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share "
-            "one process group; start torchrun once for each job, for example in a shell loop"
-        )
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    # torchrun's store has the addresses of earlier attempts, too. The one of rank 0, which
-    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 asks for where nodes count attempts differently, is new.
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store = dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    return store, rank, world_size
 
 
 def convert_sync_batchnorm(cfg: Config, model: nn.Module, device: torch.device) -> nn.Module:
@@ -116,3 +97,37 @@ def sync_buffers(state: dict[str, Any]) -> None:
         if hasattr(value, "buffers"):
             for buffer in value.buffers():
                 dist.broadcast(buffer, src=0)
+
+
+def visible_gpus(cfg: Config, device: torch.device) -> list[int]:
+    """Return the indices of all visible GPUs for DataParallel, first `device`, where outputs are
+    gathered."""
+    if cfg.model.compile:
+        raise UserError(
+            "model.compile=true does not work with DataParallel, whose copies of the model would "
+            "all compute with the weights of the first; use DDP"
+        )
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus and device.type != "cuda":
+        raise UserError(
+            f"device={device}, but train_dp.py uses all visible GPUs ({num_gpus}); set "
+            "CUDA_VISIBLE_DEVICES= (empty) to train on the CPU, or use train.py"
+        )
+    if num_gpus < 2:
+        log.info("DataParallel with %s is no faster than train.py", counted(num_gpus, "GPU"))
+    return sorted(range(num_gpus), key=lambda number: number != device.index)
+
+
+def _store_of_torchrun() -> tuple[Any, int, int]:
+    """Return the key-value store of this attempt, this process's rank and the number of ranks."""
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError(
+            "Hydra's multirun (-m) does not work under torchrun: the ranks of all jobs would share "
+            "one process group; start torchrun once for each job, for example in a shell loop"
+        )
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    # torchrun's store has the addresses of earlier attempts, too. The one of rank 0, which
+    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 asks for where nodes count attempts differently, is new.
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    return store, rank, world_size

@@ -1,8 +1,5 @@
 """Exponential moving average of a model's weights."""
 
-from collections.abc import Iterator
-from itertools import chain
-
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -23,33 +20,30 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Copy the weights to where they are; a rank whose weights are shards copies its shards."""
         self.decay, self.num_updates = decay, 0
-        copies = {
-            tensor: tensor.detach().clone() if has_average(tensor) else tensor
-            for tensor in tensors_in(model)
-        }
-        self.averages = list(copies.values())
+        tensors = [*model.parameters(), *model.buffers()]
+        averages = {x: x.detach().clone() if has_average(x) else x for x in tensors}
+        self.pairs = [(average, x) for x, average in averages.items() if average is not x]
         named = model.state_dict(keep_vars=True).items()
-        self.named = {name: copies[x] for name, x in named if isinstance(x, Tensor)}
-        self.averaged_buffers = [copies[buffer] for buffer in model.buffers()]
+        self.named = {name: averages[x] for name, x in named if isinstance(x, Tensor)}
+        self.averaged_buffers = [averages[buffer] for buffer in model.buffers()]
 
-    def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    def local_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return this rank's averages, each with the model's tensor."""
-        pairs = zip(self.averages, tensors_in(model), strict=True)
-        return [(local(mean), local(x)) for mean, x in pairs if mean is not x]
+        return [(local(average), local(x)) for average, x in self.pairs]
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Let the average follow the model, in one kernel, without waiting for the device."""
         n = self.num_updates
         decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
-        averages, weights = zip(*self._pairs(model), strict=True)
+        averages, weights = zip(*self.local_pairs(), strict=True)
         get_ema_multi_avg_fn(decay)(averages, weights, n)
         self.num_updates += 1
 
     @torch.no_grad()
-    def swap(self, model: nn.Module) -> None:
+    def swap(self) -> None:
         """Exchange the model's weights and buffers with the averages; a second call undoes it."""
-        for average, weight in self._pairs(model):
+        for average, weight in self.local_pairs():
             if self.num_updates == 0:  # the weights may have been loaded after they were copied
                 average.copy_(weight)
             kept = weight.clone()
@@ -76,11 +70,5 @@ class EMA:
 
 
 def has_average(tensor: Tensor) -> bool:
-    """Return True for parameters and buffers of numbers."""
     is_number = tensor.is_floating_point()
     return is_number and (tensor.requires_grad or bool(tensor.isfinite().all()))
-
-
-def tensors_in(model: nn.Module) -> Iterator[Tensor]:
-    """Return a model's parameters and buffers, each once."""
-    return chain(model.parameters(), model.buffers())

@@ -29,7 +29,8 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     @functools.wraps(main)
     def with_config(composed: DictConfig) -> None:
         if HydraConfig.initialized():
-            preemption.start(Path(HydraConfig.get().runtime.output_dir))
+            composed.output_dir = HydraConfig.get().runtime.output_dir  # in a sweep, of this job
+            preemption.start(Path(composed.output_dir))
         try:
             with user_errors(before_end):
                 cfg = to_config(composed)

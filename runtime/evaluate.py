@@ -24,21 +24,16 @@ def evaluate(
     precision: AbstractContextManager[object] | None = None,
     num_batches: int = 0,
 ) -> tuple[Tensor, Shown | None]:
-    """Add up `task.sums()` over the (inputs, targets) of a loader, and keep the first samples.
-
-    A loader without batches gives zeros and no samples. The mode of the model is restored.
-
-    The model inside DataParallel and DistributedDataParallel is called: the wrapper's collectives
-    would wait for ranks that have fewer batches.
+    """Add up `task.sums()` over a loader, in the context `precision`, such as an autocast.
 
     Args:
-        precision: context of the model and the sums, such as an autocast.
         num_batches: minimum number of calls of the model, equal on all ranks.
 
     Returns:
         Totals of shape (task.num_sums,), float64 on the model's device; and inputs, outputs and
-        targets of up to 16 samples of the first batch.
+        targets of up to 16 samples of the first batch, None of a loader without batches.
     """
+    # The wrapper's collectives would wait for ranks that have fewer batches.
     if isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
     # Made outside inference mode: its tensors may not be changed later, as all_reduce does.

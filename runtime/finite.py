@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -23,17 +22,6 @@ SUSPECTS = "suspects.txt"
 """File in the folder of a run that such an end has written, for `data.leave_out`."""
 
 
-@dataclass
-class Step:
-    """A step of one rank."""
-
-    number: int
-    losses: list[Any]
-    """Of its micro-batches, divided by their number."""
-
-    samples: Sequence[Any]
-
-
 class FiniteCheck:
     """Looks at all that a run saves: before it does so, and at log points with a loss or gradient
     norm that is not finite. A step only keeps its loss, unread, and the numbers of its samples.
@@ -43,47 +31,34 @@ class FiniteCheck:
     """
 
     def __init__(
-        self,
-        state: dict[str, Any],
-        loader: Loader,
-        group: ProcessGroup,
-        writer: CheckpointWriter,
-        num_steps: int,
+        self, state: dict[str, Any], group: ProcessGroup, writer: CheckpointWriter, num_steps: int
     ) -> None:
-        self.state, self.loader, self.group, self.writer = state, loader, group, writer
-        self.steps: deque[Step] = deque(maxlen=num_steps)
+        self.state, self.group, self.writer, self.num_steps = state, group, writer, num_steps
+        self.loader: Loader = state["loader"]
+        # Number of the step, loss (of a micro-batch, divided by their number) and samples
+        self.batches: deque[tuple[int, Tensor, Sequence[int]]] = deque()
         self.ignored: set[str] = set()
         scalers = (part for part in state.values() if isinstance(part, GradScaler))
         self.scalers = [scaler for scaler in scalers if scaler.is_enabled()]
-        self.scales: list[float] = []
-        """At the last log point, or at the start."""
-
-        self.last_logged = 0
-        """Number of the step of that log point."""
+        self.scales: list[float] = []  # at the last log point, or at the start
 
     def start(self) -> None:
         """Begin with what was loaded: buffers that are not finite now may stay so, as masks do."""
         parameters = {f"/model/{name}" for name, _ in self.state["model"].named_parameters()}
         self.ignored = self._not_finite(state_dicts(self.state)) - parameters
         self.scales = [scaler.get_scale() for scaler in self.scalers]
-        self.last_logged = steps_done(self.loader)
 
     def add(self, loss: Tensor) -> None:
         """Remember a batch that the loader has yielded."""
         number = steps_done(self.loader)
-        if not self.steps or self.steps[-1].number != number:
-            self.steps.append(Step(number, [], self.loader.last_samples))
-        self.steps[-1].losses.append(loss.detach())
+        while self.batches and self.batches[0][0] <= number - self.num_steps:
+            self.batches.popleft()
+        self.batches.append((number, loss.detach(), self.loader.last_samples))
 
-    def log_point(self, is_finite: bool) -> None:
-        """Look at the state unless the mean loss since the last log point and the norm are finite.
-
-        Raises:
-            UserError: as `check()`; or a GradScaler has skipped every step since the last log
-                point, though at a scale below 1 gradients rarely overflow.
-        """
-        num_steps = self.steps[-1].number - self.last_logged
-        self.last_logged = self.steps[-1].number
+    def log_point(self, is_finite: bool, num_steps: int) -> None:
+        """Look at the state unless the mean loss since the last log point, so many steps ago, and
+        the norm are finite. Raises a UserError as `check()`, or if a GradScaler has skipped all of
+        these steps, though at a scale below 1 gradients rarely overflow."""
         before, self.scales = self.scales, [scaler.get_scale() for scaler in self.scalers]
         for scaler, old, scale in zip(self.scalers, before, self.scales, strict=True):
             if scale < 1 and scale <= old * scaler.get_backoff_factor() ** num_steps:
@@ -122,28 +97,26 @@ class FiniteCheck:
         and raise the UserError that says what to do."""
         self.writer.wait()  # the checkpoint that is being written is a good one
         name_of = self.loader.info.name_of
-        own = [
-            Step(step.number, [x.item() for x in step.losses], [*map(name_of, step.samples)])
-            for step in self.steps
-        ]
-        steps = [step for rank in self.group.gather(own) for step in rank]
-        bad = [step for step in steps if not all(map(math.isfinite, step.losses))]
-        first = min((step.number for step in bad), default=None)
-        suspects = [step for step in bad if step.number == first] or steps
-        names = dict.fromkeys(str(name) for step in suspects for name in step.samples)
+        own = [(n, loss.item(), [*map(name_of, samples)]) for n, loss, samples in self.batches]
+        batches = [batch for rank in self.group.gather(own) for batch in rank]
+        bad = [batch for batch in batches if not math.isfinite(batch[1])]
+        number = min((n for n, _, _ in bad), default=steps_done(self.loader))
+        suspects = [batch for batch in bad if batch[0] == number] or batches
+        losses = [loss for n, loss, _ in batches if n == number]
+        loss = sum(losses) / self.group.world_size if losses else math.nan
+        names = dict.fromkeys(str(name) for _, _, samples in suspects for name in samples)
         path = self.writer.folder.parent / SUSPECTS
         if self.group.rank == 0:
             with write_atomically(path) as file:
-                file.write_text("".join(f"{name}\n" for name in names))
-        number = steps_done(self.loader) if first is None else first
-        loss = next((sum(step.losses) for step in suspects if step.number == number), math.nan)
+                file.write_text("".join(f"{name}\n" for name in names), errors="surrogateescape")
         found = newest_first(self.writer.folder)
         good = f"go on from {found[0]} with resume=auto" if found else "start again"
+        without = f"data.leave_out={path} checkpoint.fresh_epoch=true"
+        leave_out = f"leave out bad samples with {without}, or " * self.loader.info.has_files
         raise UserError(
             f"{reason}, and is not saved\n"
             f"the loss of step {number} is {loss:.4g}; suspects: {first_few(names, 3)} ({path})\n"
-            f"leave out bad samples with data.leave_out={path} checkpoint.fresh_epoch=true, or "
-            f"lower optimizer.lr or clip_grad_norm, and {good}"
+            f"{leave_out}lower optimizer.lr or clip_grad_norm, and {good}"
         )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -32,17 +32,16 @@ FUSED = ("adam", "adamw", "sgd")
 def build_optimizer(
     cfg: Config, model: nn.Module, steps_per_epoch: int
 ) -> tuple[Optimizer, "Schedule"]:
-    """Build the optimizer and its schedule, which is stepped once per optimizer step.
+    """Build the optimizer of the weights that are trained and its schedule, stepped once per step.
 
-    Frozen weights are left out. The learning rate rises linearly from 1 % of its peak during the
-    warm-up and then follows `optimizer.schedule`, such as a cosine to 0 at the last step of
-    `cfg.epochs` (Loshchilov and Hutter 2017, "SGDR"). In the first `optimizer.head_epochs`, that of
-    all layers but the head is 0 (Kumar et al. 2022, "Fine-tuning can distort pretrained features").
+    The learning rate rises linearly from 1 % of its peak during the warm-up and then follows
+    `optimizer.schedule`, such as a cosine to 0 at the last step of `cfg.epochs` (Loshchilov and
+    Hutter 2017, "SGDR"). In the first `optimizer.head_epochs`, that of all layers but the head is 0
+    (Kumar et al. 2022, "Fine-tuning can distort pretrained features").
     """
-    options = cfg.optimizer
+    options, warmup_steps = cfg.optimizer, cfg.optimizer.warmup_steps
     total_steps = cfg.epochs * steps_per_epoch
     head_steps = round(options.head_epochs * steps_per_epoch)
-    warmup_steps = options.warmup_steps
     if warmup_steps is None:
         warmup_steps = round(options.warmup_epochs * steps_per_epoch)
     elif warmup_steps >= total_steps:
@@ -67,20 +66,17 @@ def build_optimizer(
         return share_of_peak(step) if step >= head_steps else 0.0
 
     optimizer = new_optimizer(options, model)
-    groups = optimizer.param_groups
-    shares: list[Callable[[int], float]] = [
-        share_of_peak if group["is_head"] else share_below_head for group in groups
+    shares: list[Any] = [
+        share_of_peak if group["is_head"] else share_below_head for group in optimizer.param_groups
     ]
     return optimizer, Schedule(optimizer, shares)
 
 
 def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer `options.name` for the weights that are trained, fused where PyTorch can:
-    it has no fused SGD for weights that FSDP has sharded."""
-    name = options.name.lower()
+    """Build the optimizer `options.name` for the weights that are trained, fused if PyTorch can."""
+    name, kwargs = options.name.lower(), dict(options.kwargs)
     new = OPTIMIZERS.get(name) or optimizer_of_timm(options.name)
     arguments: dict[str, Any] = {"lr": options.lr}
-    kwargs = dict(options.kwargs)
     if "weight_decay" in inspect.signature(new).parameters:
         arguments["weight_decay"] = options.weight_decay
     elif options.weight_decay:
@@ -88,6 +84,7 @@ def new_optimizer(options: OptimizerConfig, model: nn.Module) -> Optimizer:
             f"optimizer.weight_decay={options.weight_decay} is not possible with optimizer.name="
             f"{options.name}, which has no weight decay; use 0"
         )
+    # There is no fused SGD for weights that FSDP has sharded.
     has_shards = any(map(is_sharded, model.parameters()))
     if name in FUSED and not kwargs.get("foreach") and not (name == "sgd" and has_shards):
         kwargs.setdefault("fused", True)
@@ -127,23 +124,22 @@ def parameter_groups(model: nn.Module, options: OptimizerConfig) -> list[dict[st
     head, scale, decay = head_of(model), options.backbone_lr_scale, options.layer_decay
     layers = layers_of(model) if decay != 1 else dict.fromkeys(model.parameters(), 0)
     top = max(layers.values(), default=0)
-    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
+    groups = defaultdict[tuple[int, bool, bool], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        above = top - layers[parameter]
-        is_apart = not is_in(name, head) and (scale != 1 or options.head_epochs > 0)
-        is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
-        group = {
-            "params": [],
+        if parameter.requires_grad:
+            above = top - layers[parameter]
+            is_apart = not is_in(name, head) and (scale != 1 or options.head_epochs > 0)
+            is_undecayed = parameter.ndim < 2 and not options.decay_norms_and_biases
+            groups[above, is_apart, is_undecayed].append(parameter)
+    return [
+        {
+            "params": groups[above, is_apart, is_undecayed],
             "lr": options.lr * (scale if is_apart else 1) * decay**above,
             "is_head": not is_apart,
+            "weight_decay": 0.0 if is_undecayed else options.weight_decay,
         }
-        if is_undecayed:
-            group["weight_decay"] = 0.0
-        key = (above, is_apart, is_undecayed)
-        groups.setdefault(key, group)["params"].append(parameter)
-    return [groups[key] for key in sorted(groups)]
+        for above, is_apart, is_undecayed in sorted(groups)
+    ]
 
 
 def layers_of(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -169,17 +165,14 @@ def layers_of(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 class Schedule(LambdaLR):
-    """Schedule that a resumed run follows from its first step on, even if its `epochs` changed: the
-    rate depends on the number of the step alone."""
+    """Schedule of the configuration, which a resumed run follows from its first step on: the rate
+    depends on the number of the step alone."""
 
     def get_last_lr(self) -> list[float | Tensor]:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a schedule; to be called after the optimizer's, whose state holds the rate."""
-        # The configuration decides the peak rates and the schedule, which may have changed.
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
-        for group, peak, share in zip(
-            self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
-        ):
+        groups = self.optimizer.param_groups
+        for group, peak, share in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
             group["lr"] = peak * share(self.last_epoch)

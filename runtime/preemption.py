@@ -7,7 +7,6 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -16,10 +15,9 @@ log = logging.getLogger(__name__)
 REQUEUE_MARKER = "requeue"
 """File in the folder of a run that has to be started again."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Besides SIGINT, which interrupts a run that still starts as it does any Python."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
-_requested = Event()
+_signal: int | None = None
 _run_dir: Path | None = None
 _has_begun = False
 # The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
@@ -29,24 +27,19 @@ _torchrun: int | None = None
 def listen() -> None:
     """Handle these signals from now on; SIGHUP that is ignored, as under nohup, stays ignored."""
     global _torchrun
-    for number in (*SIGNALS, signal.SIGINT):
+    for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _remember)
+            signal.signal(number, _handle)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _torchrun = os.getppid()
-    # A thread is told of a signal even while the main one waits in C++, as for another rank.
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    Thread(target=_act_at_once, args=(reader,), daemon=True).start()
 
 
 def start(run_dir: Path) -> None:
     """Exit with 75 at the next signal, or now if there was one, until the run has begun: there is
-    nothing to save, and indexing or other ranks may take minutes."""
+    nothing to save, and indexing may take minutes."""
     global _run_dir, _has_begun
     _run_dir, _has_begun = run_dir, False
-    if _requested.is_set():
+    if _signal is not None:
         _exit_at_once(run_dir)
 
 
@@ -56,9 +49,15 @@ def begin() -> None:
     _has_begun = True
 
 
+def end() -> None:
+    """Do not ask for another start from now on: the run has reached its end."""
+    global _run_dir
+    _run_dir = None
+
+
 def is_requested() -> bool:
-    """Return True if the main thread has handled such a signal, or torchrun has ended."""
-    return _requested.is_set() or (_torchrun is not None and _torchrun != os.getppid())
+    """Return True if there was such a signal, or torchrun has ended."""
+    return _signal is not None or (_torchrun is not None and _torchrun != os.getppid())
 
 
 def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
@@ -70,27 +69,32 @@ def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
     sys.exit(os.EX_TEMPFAIL)
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGINT and (_requested.is_set() or not _has_begun):
+def _handle(number: int, frame: FrameType | None) -> None:
+    global _signal
+    # Ctrl-C interrupts a run that still starts as it does any Python.
+    if number == signal.SIGINT and (_signal is not None or not _has_begun):
         signal.default_int_handler(number, frame)
-    _requested.set()
+    _signal = number
+    if _run_dir is None or number == signal.SIGINT:
+        return
+    if not _has_begun:
+        _exit_at_once(_run_dir)
+    _mark(_run_dir)  # a step that takes too long, as it compiles, may be killed
 
 
-def _act_at_once(signals: int) -> None:
-    """Read the numbers of signals from a pipe, and act on those that must not wait for a step."""
-    while numbers := os.read(signals, 1):
-        if numbers[0] not in SIGNALS or _run_dir is None:
-            continue
-        if not _has_begun:
-            _exit_at_once(_run_dir)
-        with suppress(OSError):  # a step that takes too long, as it compiles, may be killed
-            (_run_dir / REQUEUE_MARKER).touch()
+def _mark(run_dir: Path) -> bool:
+    """Ask for another start, and return True; but not after torchrun's SIGTERM, which ends ranks
+    that are left when another one has failed. After that of the user, all save and `leave()`."""
+    if _signal == signal.SIGTERM and _torchrun is not None:
+        return False
+    with suppress(OSError):
+        (run_dir / REQUEUE_MARKER).touch()
+    return True
 
 
 def _exit_at_once(run_dir: Path) -> NoReturn:
-    with suppress(OSError):
-        (run_dir / REQUEUE_MARKER).touch()
+    if _mark(run_dir):
         fix = f"start again with output_dir={run_dir} resume=auto"
-        # Not by `print`, whose lock the main thread may hold.
+        # Not by `print`, in whose middle the signal may have come.
         os.write(2, f"stopped by a signal before the first step; {fix}\n".encode())
     os._exit(os.EX_TEMPFAIL)

@@ -1,12 +1,11 @@
 """The processes of a run, one or many: their exchange of small values, their name and their end."""
 
 import os
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from textwrap import indent
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -17,17 +16,14 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from conf import schema
 from conf.cli import EXIT_CODE
 from conf.errors import UserError, told
-from runtime import preemption
 from runtime.shards import is_sharded
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
-"""Seconds that other ranks leave rank 0 to tell a mistake, before they tell it, too."""
-
 
 class ProcessGroup:
-    """Ranks of a run, which exchange small values by gloo; a process alone exchanges nothing."""
+    """Ranks of a run, which exchange small values by gloo; a process alone exchanges nothing. Every
+    rank calls its methods."""
 
     def __init__(self, handle: Any = None) -> None:
         """Use torch's process group `handle` of all ranks; None: this process is alone."""
@@ -38,18 +34,13 @@ class ProcessGroup:
         self.pending: Any = None  # flags, and the work that exchanges them
 
     def duplicate(self) -> "ProcessGroup":
-        """Return the same ranks, whose messages do not mix with those of this group; every rank
-        calls it."""
-        if self.world_size == 1:
-            return self
-        return ProcessGroup(dist.new_group(backend="gloo"))
+        """Return the same ranks, with messages that do not mix with those of this group."""
+        return ProcessGroup(dist.new_group(backend="gloo")) if self.world_size > 1 else self
 
     def any_rank(self, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag if it is set on any rank; every rank calls it in every step.
-
-        With several ranks, it returns the result of the previous call, and at first an empty list:
-        no rank waits for another.
-        """
+        """Return for each flag if it is set on any rank. With several ranks, it is the result of
+        the previous call, and at first an empty list: a rank waits for the others' previous
+        step, not for this one."""
         if self.world_size == 1:
             return list(flags)
         answer = self.pending_flags()
@@ -97,16 +88,14 @@ class ProcessGroup:
         return tensor / self.world_size
 
     def full_tensor(self, tensor: Any) -> Tensor:
-        """Return the full tensor of one that is sharded over the ranks; every rank calls it."""
+        """Return the full tensor of one that is sharded over the ranks."""
         return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def run_stamp() -> str:
-    """Return the start time of the run, the same string on every rank that torchrun started.
-
-    Ranks start at different moments; the first to ask torchrun's key-value store decides. Without
-    that store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what torchrun calls the run (--rdzv_id).
-    """
+    """Return the start time of the run, the same text on all ranks: that of the first to ask
+    torchrun's key-value store. Without that store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what
+    torchrun calls the run (--rdzv_id)."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return schema.run_stamp()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -124,26 +113,19 @@ def leave_process_group() -> None:
 def end_rank(error: Exception, message: str | None) -> NoReturn:
     """End one of several ranks at once: the usual way would wait for threads that wait for others.
 
-    torchrun's summary has the error, as of a `main` with its decorator `record`, unless this rank
-    has lost its connection to another one. Rank 0 tells a user's mistake, which all ranks find, and
-    torchrun ends the others meanwhile.
+    torchrun's summary has the error, unless this rank has lost its connection to another one.
     """
-    rank = int(os.environ["RANK"])
-    text = message or traceback.format_exc().rstrip()
+    rank = os.environ["RANK"]
     if "gloo/transport" in str(error) or isinstance(error, dist.DistError):
         message = None  # whatever a broken connection means elsewhere
-        text = f"stops, because another rank has: {told(error)}"
-    elif message and rank != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if preemption.is_requested():  # torchrun ends this rank already
-            os._exit(EXIT_CODE)
-        time.sleep(WAIT_S)
+        text = f"[rank {rank}] stops, because another rank has: {told(error)}"
     else:
         with suppress(OSError):  # a full disk
             _record(error, message)
-    for line in text.splitlines():
-        print(line if message else f"[rank {rank}] {line}", file=sys.stderr)
-    sys.stderr.flush()
+        text = message or indent(traceback.format_exc().rstrip(), f"[rank {rank}] ")
+    # A mistake that all ranks find is told once; of another, torchrun's summary has the message.
+    if message is None or rank == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_CODE if message else 1)
 
 
@@ -153,6 +135,6 @@ def _record(error: Exception, message: str | None) -> None:
         get_error_handler().record_exception(error)
         return
     try:
-        raise UserError(message) from None
+        raise UserError(message) from None  # instead of its traceback
     except UserError as mistake:
         get_error_handler().record_exception(mistake)

@@ -11,32 +11,19 @@ from tasks import Task
 class Progress:
     """How far a run has come; its checkpoints hold these values by name."""
 
-    num_epochs: int = 0
-    """Epochs that have been trained to their end and validated."""
+    num_epochs: int = 0  # trained to their end and validated
+    validated_step: int = -1  # number of the step before the last validation
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
-    validated_step: int = -1
-    """Number of steps before the last validation."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last validation."""
-
-    best_metric: str = ""
-    """Metric that chooses the best checkpoint."""
-
-    best_mode: str = "max"
-    """`min`: a lower value of that metric is better."""
-
-    best_metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the best validation; empty: there was none yet."""
-
+    best_metric: str = ""  # the one that chooses the best checkpoint
+    best_mode: str = "max"  # `min`: a lower value of it is better
+    best_metrics: dict[str, float] = field(default_factory=dict)  # empty: no validation yet
+    # Of the best validation, of tasks that have metrics of each class
     best_by_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """Metrics of each class in the best validation, of tasks that have them."""
+    epochs_without_best: int = 0  # validations since the best one, for early stopping
 
+    # Their number that `accumulate_steps=auto` has found, by the place that it is for
     micro_batches: dict[str, int] = field(default_factory=dict)
-    """Their number that `accumulate_steps=auto` has found, by the place that it is for."""
-
-    epochs_without_best: int = 0
-    """Validations since the best one, for early stopping."""
 
     def add(self, task: Task, metrics: dict[str, float], step_number: int, loader: Loader) -> bool:
         """Record a validation after a number of steps. True if it is the best so far: its value is
@@ -72,7 +59,3 @@ def num_steps(cfg: Config, loader: Loader) -> int:
 def is_finished(loader: Loader) -> bool:
     """Return True if all batches of the epoch have been used."""
     return loader.batches_done >= len(loader)
-
-
-def metrics_text(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

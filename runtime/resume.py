@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.errors import UserError
+from conf.errors import UserError, first_few
 from conf.schema import Config
 from loaders import Loader
+from loaders.targets import describe_target
 from models.pretrained import fitting_weights, initial_weights, with_shards, zeros_for_head
-from runtime.data_metadata import Differences, differences, facts_of, listed
 from runtime.process_group import ProcessGroup
 from runtime.progress import steps_done
 from runtime.shards import load_into
@@ -22,36 +22,43 @@ log = logging.getLogger(__name__)
 COMPARED = (
     *("model.", "optimizer.", "task.", "amp.", "ema."),
     *("data.mean", "data.std", "data.value_range", "data.reduced_decoding"),
-    *("global_batch_size", "clip_grad_norm", "accumulate_steps"),
+    *("data.background", "data.exif"),
+    *("global_batch_size", "epochs", "clip_grad_norm", "accumulate_steps"),
 )
 """Prefixes of the keys that affect the rest of the training, besides the plan of the data."""
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
+    "epoch_steps",  # places in the data are counted in epochs
     # These decide the optimizer's groups of weights.
     "optimizer.decay_norms_and_biases",
     *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.layer_decay"),
     "optimizer.head_epochs",
     "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
 )
-"""Prefixes of those that a resume must not change."""
+"""Prefixes of the keys that a resume must not change."""
 
 INPUT_KEYS = ("data.mean", "data.std", "data.value_range")
 """Keys that change the inputs; with `checkpoint.fresh_epoch`, they and the plan may differ."""
+
+Differences = dict[str, tuple[Any, Any]]
+"""What was and what is, by name, such as `{"output 0": ("cat", "cow")}`."""
 
 
 def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: ProcessGroup) -> None:
     """Load a checkpoint into the objects of a run and into this rank's random generators; an object
     that it lacks keeps its first state. Raises a UserError if it does not fit the run."""
-    loader, position = state["loader"], _fitting_position(cfg, state["loader"], saved)
-    saved = with_shards(saved, Path(saved["path"]))
+    path, loader = saved["path"], state["loader"]
+    changed = differing(_by_key(saved["config"]), _by_key(asdict(cfg)))
+    changed = {key: changed[key] for key in changed if key.startswith((*COMPARED, *MUST_MATCH))}
+    position = _fitting_position(cfg, loader, saved, changed)
+    saved = with_shards(saved, Path(path))
     try:
         load_into(state["model"], saved["model"])
     except RuntimeError as error:
-        changed = _changed_settings(cfg, saved)
         keys = [f"{key}={then}" for key, (then, _) in changed.items() if key.startswith("model.")]
         raise UserError(
-            f"{saved['path']} holds another model than model={cfg.model.name} "
+            f"{path} holds another model than model={cfg.model.name} "
             f"({str(error).splitlines()[-1].strip()}); resume with "
             f"{' '.join(keys) or 'the code of its run'}"
         ) from error
@@ -66,7 +73,7 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
         if saved.get(name):
             load_into(owner, saved[name])
         elif owner.state_dict():
-            log.warning("%s holds no %s state: the %s starts fresh", saved["path"], name, name)
+            log.warning("%s holds no %s state: the %s starts fresh", path, name, name)
     if group.rank < len(saved["rng"]):
         rng = saved["rng"][group.rank]
         torch.set_rng_state(rng["cpu"])
@@ -92,19 +99,43 @@ def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: Pro
     saved, facts = group.broadcast_from_rank0(
         lambda: initial_weights(cfg.model, loader.in_channels)
     )
-    differing = differences(facts, facts_of(loader)).keys() if facts else set()
-    fitting = fitting_weights(model, cfg.model, saved, with_head=differing <= {"in_channels"})
+    changed = differing_data(facts, loader).keys() if facts else set()
+    fitting = fitting_weights(model, cfg.model, saved, with_head=changed <= {"in_channels"})
     load_into(model, model.state_dict() | fitting | zeros_for_head(model, fitting))
 
 
-def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dict[str, Any]:
+def facts_of(loader: Loader) -> dict[str, Any]:
+    """Describe the data that a model is trained on; written with its weights."""
+    info = loader.info
+    target = describe_target(info.target) if info.target else {}
+    return {"target": target, "in_channels": info.in_channels, "dtype": info.dtype}
+
+
+def differing_data(facts: dict[str, Any], loader: Loader) -> Differences:
+    """Return how the data of a loader differ from those that `facts_of()` described."""
+    return differing(_comparable(facts), _comparable(facts_of(loader)))
+
+
+def differing(then: dict[str, Any], now: dict[str, Any]) -> Differences:
+    """Return the two values of the keys in which they differ."""
+    pairs = {key: (then.get(key), now.get(key)) for key in now | then}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
+
+
+def listed(differences: Differences, most: int = 6) -> str:
+    """Return the first ones as text, such as `output 0: cat then, cow now`."""
+    return first_few((f"{key}: {a} then, {b} now" for key, (a, b) in differences.items()), most)
+
+
+def _fitting_position(
+    cfg: Config, loader: Loader, saved: dict[str, Any], changed: Differences
+) -> dict[str, Any]:
     """Return the loader's state in a checkpoint that fits this run; if inputs or the plan of the
     data have changed, which `fresh_epoch` allows, the start of its epoch."""
-    changed = _changed_settings(cfg, saved)
-    restarting = _differing(saved["loader"].get("plan", {}), loader.state_dict().get("plan", {}))
+    restarting = differing(saved["loader"].get("plan", {}), loader.state_dict().get("plan", {}))
     restarting |= {key: changed[key] for key in changed if key.startswith(INPUT_KEYS)}
     never = {key: changed[key] for key in changed if key.startswith(MUST_MATCH)}
-    never |= differences(saved["facts"], facts_of(loader))
+    never |= differing_data(saved["facts"], loader)
     if never or (restarting and not cfg.checkpoint.fresh_epoch):
         fix = "set checkpoint.fresh_epoch=true to restart the epoch with them"
         raise UserError(
@@ -121,16 +152,13 @@ def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dic
     return loader.state_at(epoch, is_finished)
 
 
-def _changed_settings(cfg: Config, saved: dict[str, Any]) -> Differences:
-    """Return the compared keys whose values differ from those of the checkpoint."""
-    differing = _differing(_by_key(saved["config"]), _by_key(asdict(cfg)))
-    return {key: pair for key, pair in differing.items() if key.startswith(COMPARED)}
-
-
-def _differing(then: dict[str, Any], now: dict[str, Any]) -> Differences:
-    """Return the two values of the keys in which they differ."""
-    pairs = {key: (then.get(key), now.get(key)) for key in now | then}
-    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
+def _comparable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model's inputs and outputs depend on, with one name for each output."""
+    target = facts["target"]
+    names = target.get("names", ())
+    values = {f"targets' {key}": target.get(key) for key in ("kind", "channels", "size_factor")}
+    values |= {f"output {number}": name for number, name in enumerate(names)}
+    return values | {"in_channels": facts["in_channels"]}
 
 
 def _by_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

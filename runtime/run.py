@@ -1,13 +1,14 @@
 """A training run: what happens around the steps of a training loop."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
 from conf.errors import counted
@@ -18,22 +19,19 @@ from runtime import preemption
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
 from runtime.evaluate import Shown
 from runtime.finite import FiniteCheck, state_dicts
-from runtime.metric_logger import MetricLogger
 from runtime.process_group import ProcessGroup
 from runtime.profile import profiler_of
-from runtime.progress import Progress, is_finished, steps_done
+from runtime.progress import Progress, is_finished, num_steps, steps_done
+from runtime.report import Report
 from runtime.resume import restore, rng_state, start_from_weights
 from runtime.run_dir import acquire_run_dir
-from runtime.summary import Summary
 from runtime.timing import Timer
 from tasks import Task
 
 log = logging.getLogger(__name__)
 
-RESERVED_KEYS = {
-    *("progress", "epoch_is_finished", "step", "rng", "weights"),
-    *("config", "facts", "versions", "path", "shards"),
-}
+RESERVED_KEYS = {"progress", "epoch_is_finished", "step", "rng", "weights"}
+RESERVED_KEYS |= {"config", "facts", "path", "shards"}
 """Keys of a checkpoint that a script's state cannot have."""
 
 
@@ -53,18 +51,16 @@ class Run:
         state: dict[str, Any],
         group: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
-        precision: torch.dtype | None = None,
+        precision: torch.dtype = torch.float32,
         weights: Callable[[], dict[str, Tensor]] | None = None,
     ) -> None:
-        """Make `cfg.output_dir` this run's folder, which raises a UserError if another run writes
-        to it.
+        """Make `cfg.output_dir` this run's folder; raise UserError if another run writes to it.
 
         Args:
             state: what is saved and restored, by name, before the model is wrapped: every script
                 then has the same keys. At least `model`, `optimizer`, `scheduler` and `loader`.
             group: processes of the run; default: this one.
-            clock: function that returns a time in seconds.
-            precision: dtype that the model computes in; default: that of its weights.
+            precision: dtype that the model computes in.
             weights: function that returns the weights, by name, that are evaluated and, of the best
                 epoch, become `model.safetensors`; default: the model's.
         """
@@ -72,27 +68,21 @@ class Run:
             raise ValueError(f"state: {', '.join(reserved)} is reserved; use another name")
         self.cfg, self.device, self.group = cfg, device, group or ProcessGroup()
         self.state, self.loader = state, state["loader"]
-        self.precision, self.weights = precision or torch.float32, weights
-        self.run_dir = Path(
-            HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else cfg.output_dir
-        )
-        self.progress = Progress()
-        self.saved_step = 0
+        self.precision, self.weights = precision, weights
+        self.run_dir = Path(cfg.output_dir)
+        self.num_steps = num_steps(cfg, self.loader)
+        self.progress, self.saved_step = Progress(), 0
         # Of the current step
-        self.num_images, self.learning_rate = 0, 0.0
-        self.grad_norm = torch.zeros(())
+        self.num_images, self.learning_rate, self.grad_norm = 0, 0.0, torch.zeros(())
 
-        world_size, rank = self.group.world_size, self.group.rank
         self.timer = Timer(device, self.group, clock)
-        self.profiler = profiler_of(cfg.profile, self.run_dir, rank, device)
-        self.summary = Summary(cfg, self.loader, self.run_dir, world_size, self.precision)
-        self.metrics = MetricLogger(cfg, self.loader, self.run_dir, self.group, self.timer)
+        self.profiler = profiler_of(cfg.profile, self.run_dir, self.group.rank, device)
+        self.report = Report(cfg, self.loader, self.timer, precision)
         # What its thread sends must not mix with the messages of the training.
         writers, checkpoints = self.group.duplicate(), self.run_dir / "checkpoints"
         self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
-        self.finite = FiniteCheck(state, self.loader, self.group, self.writer, cfg.log.every_steps)
+        self.finite = FiniteCheck(state, self.group, self.writer, cfg.log.every_steps)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
-        preemption.begin()
 
     def resume(self) -> None:
         """Load the checkpoint that `cfg.resume` names, or else initial weights, if any are named;
@@ -109,6 +99,7 @@ class Run:
         else:
             start_from_weights(self.cfg, self.state["model"], self.loader, self.group)
         self.finite.start()
+        preemption.begin()  # not before: reading a large checkpoint takes minutes
 
     @property
     def step_number(self) -> int:
@@ -120,7 +111,8 @@ class Run:
         """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
         progress = self.progress
         epochs = range(max(self.loader.epoch, progress.num_epochs), self.cfg.epochs)
-        lacks_validation = self._is_at_max_steps() and self.step_number != progress.validated_step
+        is_at_end = self.step_number >= self.num_steps
+        lacks_validation = is_at_end and self.step_number != progress.validated_step
         if not epochs or (self._has_ended() and not lacks_validation):
             log.info(
                 "nothing to do: the run has ended after epoch %d (step %d); to train on, raise "
@@ -128,11 +120,10 @@ class Run:
                 progress.num_epochs,
                 self.step_number,
             )
+            self.profiler = None  # which was not started
             return
         self.timer.watch(self.state["model"])
-        self.metrics.open(self.summary.process | self.summary.changed)
-        if self.group.rank == 0:
-            self.summary.open(self.state["model"], self.device)
+        self.report.open(self.state["model"])
         if self.profiler is not None:
             self.profiler.start()
         for epoch in epochs:
@@ -142,29 +133,32 @@ class Run:
 
     def batches(self, loader: Loader) -> Iterator[Any]:
         """Yield the training batches that are left of the epoch; time the wait for each."""
-        self.metrics.open_epoch()
+        self.report.open_epoch()
         self.timer.lap("other")
         # An epoch that was stopped after its last step has only its validation left.
         batches = iter(()) if is_finished(loader) else iter(loader)
-        while not self._is_at_max_steps():
-            with self.timer.data_wait():
-                batch = next(batches, None)
+        # The last epoch is read to its end, too: it may be resumed with more of them.
+        max_steps = math.inf if self.cfg.max_steps is None else self.cfg.max_steps
+        while self.step_number < max_steps:
+            self.timer.mark("rest")
+            batch = next(batches, None)
+            self.timer.mark("data_wait")
             if batch is None:
                 break
             self.num_images = num_samples(batch) * self.group.world_size
             self.learning_rate = float(self.state["scheduler"].get_last_lr()[0])
             yield batch
             if self.step_number == 1:  # a first step that fails leaves no events
-                self.metrics.log_inputs(batch)
+                self.report.inputs(batch)
                 self.timer.lap("other")
-        if self.metrics.num_steps:
+        if self.report.num_steps:
             self._log_point()
-        self.metrics.bar.close()
+        self.report.bar.close()
         self._act_on(self.group.pending_flags())
 
     def record_micro_batch(self, loss: Tensor) -> None:
         """Record the loss of a micro-batch that does not end its step, divided by their number."""
-        self.metrics.add_loss(loss)
+        self.report.loss_sum += loss.detach()
         self.finite.add(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
@@ -176,7 +170,7 @@ class Run:
         self.record_micro_batch(loss)
         self.grad_norm = grad_norm
         self.timer.end_step(self.num_images)
-        self.metrics.end_step()
+        self.report.end_step()
         if self.step_number % self.cfg.log.every_steps == 0:
             self._log_point()
         if self.profiler is not None:
@@ -193,8 +187,7 @@ class Run:
         """Record a validation, and save; `totals` and `shown` are what `evaluate()` returned, with
         the sums of all ranks."""
         metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
-        self.metrics.log_pictures(task, totals, shown)
-        self.metrics.log_validation(metrics)
+        self.report.validation(task, metrics, totals, shown)
         self.timer.lap("validation")
         is_best = self.progress.add(task, metrics, self.step_number, self.loader)
         if is_best:
@@ -202,31 +195,29 @@ class Run:
         self._save(is_best)
 
     def finish(self) -> None:
-        """Wait for the last checkpoint, write `summary.json` if any step was made, log results."""
+        """Wait for the last checkpoint, write `summary.json`, and log results."""
         self.writer.wait()
         if self.profiler is not None:
             self.profiler.stop()
         self.timer.lap("other")
-        self.metrics.loggers.close()
+        preemption.end()
         if self.group.rank == 0:
             (self.run_dir / preemption.REQUEUE_MARKER).unlink(missing_ok=True)
-            self.summary.close(self.progress, self.step_number, self.timer)
-
-    def _is_at_max_steps(self) -> bool:
-        return self.cfg.max_steps is not None and self.step_number >= self.cfg.max_steps
+        self.report.close(self.progress)
 
     def _has_ended(self) -> bool:
-        """Return True at `max_steps`, and after too many validations without a better one."""
+        """Return True after the last step, and after too many validations without a better one."""
         patience, count = self.cfg.early_stopping.patience, self.progress.epochs_without_best
         if patience is not None and count >= patience:
             name = self.progress.best_metric
             log.info("early stopping: no better %s in %s", name, counted(count, "validation"))
             return True
-        return self._is_at_max_steps()
+        return self.step_number >= self.num_steps
 
     def _log_point(self) -> None:
-        is_finite = self.metrics.log_point(self.learning_rate, self.grad_norm)
-        self.finite.log_point(is_finite)
+        num_steps = self.report.num_steps
+        is_finite = self.report.log_point(self.learning_rate, self.grad_norm)
+        self.finite.log_point(is_finite, num_steps)
         self.timer.lap("other")
 
     def _act_on(self, flags: list[bool], is_step: bool = False) -> None:
@@ -247,9 +238,12 @@ class Run:
         self.writer.wait()
         state = state_dicts(self.state)
         self.finite.check(state)
-        if is_best and self.weights is not None:
+        # Those of the best state are published, or else used from the newest checkpoint.
+        if self.weights is not None and (is_best or not self.cfg.checkpoint.best):
             state["weights"] = self.weights()
-        state |= self.summary.about | {
+        state |= {
+            "config": asdict(self.cfg),
+            "facts": self.report.facts(),
             "progress": vars(self.progress),
             "rng": self.group.gather(rng_state()),
             "step": self.step_number,

@@ -15,11 +15,8 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def setup(cfg: Config, local_rank: int | None = None) -> torch.device:
-    """Choose the device of this process, its precision and its use of CPUs.
-
-    `local_rank` is its number on the machine; None: it is the only process of the run, and a
-    UserError is raised if torchrun has started several.
-    """
+    """Choose the device of this process, its precision and its use of CPUs. `local_rank` is its
+    number on the machine; None: it is the only process of the run, or a UserError is raised."""
     if local_rank is None and num_processes() > 1:
         script = Path(sys.argv[0]).name
         raise UserError(
@@ -44,8 +41,8 @@ def num_processes() -> int:
 
 def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device of this process; a GPU is made current. `name` is `auto`, `cpu`, `cuda`
-    (both with the GPU number `local_rank`) or `cuda:1`. With `auto`, a UserError is raised for a
-    GPU that this PyTorch cannot use, of which PyTorch only warns."""
+    (both with the GPU number `local_rank`) or, for one process, `cuda:1`. With `auto`, a UserError
+    is raised for a GPU that this PyTorch cannot use, of which PyTorch only warns."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if name == "auto" and num_gpus == 0 and not is_hidden and NVIDIA_DRIVER.exists():
@@ -57,6 +54,12 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     given = None if name == "auto" else torch.device(name).index
+    on_machine = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if given is not None and on_machine > 1:
+        raise UserError(
+            f"device={name} is one GPU, for {on_machine} processes of this machine; use device=cuda"
+            ", and choose GPUs by CUDA_VISIBLE_DEVICES"
+        )
     index = local_rank if given is None else given
     if index >= num_gpus:
         fix = f"use --nproc_per_node={num_gpus} or" if num_gpus else "use"
@@ -69,8 +72,7 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, NumPy and torch on all devices, with other numbers for each pair of seed and
-    rank; the plan of the data has its own generator."""
+    """Seed Python, NumPy and torch with other numbers for each pair of seed and rank."""
     # torch's generator on the CPU reads 32 bits of its seed.
     number = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     random.seed(number)
@@ -79,10 +81,8 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def set_numerics(cfg: Config) -> None:
-    """Choose the precision of float32 and the determinism of CUDA.
-
-    To be called before anything is computed: cuBLAS reads the configuration of its workspaces once.
-    """
+    """Choose the precision of float32 and the determinism of CUDA, before anything is computed:
+    cuBLAS reads the configuration of its workspaces once."""
     # torch.backends' older names set the newer `fp32_precision` of matmul, conv and rnn, too; the
     # other way round, torch.compile, which reads the older ones, fails. Null: PyTorch's defaults.
     torch.backends.cuda.matmul.allow_tf32 = cfg.fp32_precision == "tf32"

@@ -1,5 +1,4 @@
-"""Tensors of which each rank has a shard, as `train_fsdp.py` makes them. Nothing here imports
-PyTorch's classes for them, which takes seconds: a model that has some has imported them."""
+"""Tensors of which each rank has a shard, as `train_fsdp.py` makes them."""
 
 from typing import Any
 
@@ -11,7 +10,8 @@ from models.pretrained import Shards
 
 
 def is_sharded(value: Any) -> bool:
-    """Return True for a tensor of which each rank has a shard."""
+    """Return True for a tensor of which each rank has a shard, without an import of PyTorch's class
+    for them, which takes seconds."""
     return hasattr(value, "to_local")
 
 
@@ -41,16 +41,14 @@ def load_into(owner: Any, saved: Any) -> None:
 def _sharded_like(example: Any, saved: Any) -> Any:
     """Return a saved value, such as a tensor or its `Shards` in the files of any number of ranks,
     as the owner of `example`, a value of its own, can load it."""
+    if isinstance(saved, Shards):
+        saved = saved.whole()
     if not is_sharded(example):
-        return saved.whole() if isinstance(saved, Shards) else saved
-    saved = Shards([saved]) if isinstance(saved, Tensor) else saved
-    mesh = example.device_mesh
-    size = -(-saved.shape[0] // mesh.size())  # as `torch.chunk` divides it
-    start = mesh.get_local_rank() * size
-    rows = saved.rows(start, start + size).to(example.device)
-    whole = torch.empty(saved.shape, device="meta")
-    layout = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
-    return type(example).from_local(rows, mesh, example.placements, **layout)
+        return saved
+    from torch.distributed.tensor import distribute_tensor
+
+    # Without a source rank, each takes its own part of what it has read.
+    return distribute_tensor(saved, example.device_mesh, example.placements, src_data_rank=None)
 
 
 def _laid_out(parameter: Tensor, value: Any) -> Any:
@@ -58,9 +56,10 @@ def _laid_out(parameter: Tensor, value: Any) -> Any:
 
     Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
     """
-    if isinstance(value, Tensor) and value.shape != parameter.shape:
+    if isinstance(value, Shards):
+        value = value.whole()
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value  # a number, such as Adam's of its steps
-    value = _sharded_like(parameter, value)
-    if is_sharded(value) or not isinstance(value, Tensor) or value.shape != parameter.shape:
-        return value  # a shard has that layout already
+    if is_sharded(parameter):
+        return _sharded_like(parameter, value)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

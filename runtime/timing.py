@@ -2,15 +2,16 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from itertools import pairwise
 from statistics import mean, median_low
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from runtime.process_group import ProcessGroup
 from runtime.shards import is_sharded
@@ -34,17 +35,11 @@ class Timer:
     """Measures a run; every rank calls its methods.
 
     The host runs ahead of a GPU. So waits for data are measured by events on the device, which are
-    read at log points, where the host waits for it anyway.
+    read at log points and before a save, where the host waits for it anyway.
 
     The own part of a rank's step is its wait for data and its work up to the last gradient, after
     which DistributedDataParallel waits for other ranks. A model whose forward exchanges values
     (FSDP, SyncBatchNorm) makes all ranks look equally slow but for their waits for data.
-
-    Attributes:
-        seconds: seconds so far, by phase.
-        num_images, num_steps: number of training images of all ranks, and of steps, after the first
-            step.
-        slow: the slowest rank of several, if it is slow: `rank`, `host` and `slower_by`.
     """
 
     def __init__(
@@ -53,29 +48,26 @@ class Timer:
         group: ProcessGroup,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Start at the start of this process."""
         self.device, self.group, self.clock = device, group, clock
-        self.seconds = {"start_up": time.time() - psutil.Process().create_time()}
-        self.num_images = self.num_steps = 0
+        self.seconds = {"start_up": time.time() - psutil.Process().create_time()}  # by phase
         self.lap_at = clock()
-        self.batch_at: Any = None
-        self.waits: list[tuple[Any, Any]] = []
-        self.own_work: list[tuple[Any, Any]] = []
+        self.num_images = self.num_steps = 0  # of all ranks, after the first step
+        self.marks: list[tuple[str, Any]] = []
         self.own_s, self.peak_memory_gib = 0.0, 0.0
         self.utilizations: list[float] = []
-        self.slow: dict[str, Any] = {}
+        self.slow: dict[str, Any] = {}  # if one is slow: its `rank`, `host` and `slower_by`
 
     def watch(self, model: nn.Module) -> None:
-        """Watch a model's gradients; to be called before it is wrapped."""
+        """Watch the gradients of a model, which may be wrapped in another one."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if self.group.world_size > 1 and trained and not is_sharded(trained[0]):
-            trained[0].register_hook(self._end_own_work)  # the last one to get its gradient
+            # The last one to get its gradient
+            trained[0].register_hook(lambda gradient: self.mark("own_work"))
 
-    def _end_own_work(self, gradient: Tensor) -> None:
-        if self.batch_at is not None:
-            end = self._now()
-            self.own_work.append((self.batch_at, end))
-            self.batch_at = end  # where the work on the next micro-batch begins
+    def mark(self, phase: str) -> None:
+        """End a part of a step, which began at the last mark: `data_wait`, `own_work` (of this
+        rank, up to its last gradient) or its `rest`."""
+        self.marks.append((phase, self._now()))
 
     def _now(self) -> Any:
         """Return this moment: on the host, or of a GPU the event in its current stream."""
@@ -85,19 +77,16 @@ class Timer:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def _wait(self) -> None:
+        """Wait until the device has finished its work so far."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def lap(self, phase: str) -> None:
         """Count the time since the last lap as a phase."""
         now = self.clock()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.lap_at
         self.lap_at = now
-
-    @contextmanager
-    def data_wait(self) -> Iterator[None]:
-        """Measure the wait for the next batch in the block."""
-        begin = self._now()
-        yield
-        self.batch_at = self._now()
-        self.waits.append((begin, self.batch_at))
 
     def end_step(self, num_images: int) -> None:
         """End a step with so many images of all ranks.
@@ -108,24 +97,25 @@ class Timer:
             self.num_images += num_images
             self.num_steps += 1
             return
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.waits.clear()
-        self.own_work.clear()
+        self._wait()
+        self.marks.clear()
         self.lap("first_step")
 
     def finish_steps(self) -> None:
-        """Count the time of the steps so far; to be called where the device has finished them."""
+        """Wait for the device, and count the time of the steps so far."""
+        self._wait()  # events that it has not reached cannot be read
         self.lap("compute")
-        waited_s = sum(seconds_between(*wait) for wait in self.waits)
-        self.seconds["compute"] -= waited_s
-        self.seconds["data_wait"] = self.seconds.get("data_wait", 0.0) + waited_s
-        self.own_s += waited_s + sum(seconds_between(*work) for work in self.own_work)
-        self.waits.clear()
-        self.own_work.clear()
+        spent = {"data_wait": 0.0, "own_work": 0.0, "rest": 0.0}
+        for (_, begin), (phase, end) in pairwise(self.marks):
+            is_time = isinstance(begin, float)
+            spent[phase] += end - begin if is_time else begin.elapsed_time(end) / 1000
+        self.marks.clear()
+        self.seconds["compute"] -= spent["data_wait"]
+        self.seconds["data_wait"] = self.seconds.get("data_wait", 0.0) + spent["data_wait"]
+        self.own_s += spent["data_wait"] + spent["own_work"]
 
     def log_point(self) -> None:
-        """Look at the GPU, and compare the ranks; to be called where the device has finished."""
+        """Count the time of the steps so far, look at the GPU, and compare the ranks."""
         self.finish_steps()
         if self.device.type == "cuda":
             self.peak_memory_gib = torch.cuda.max_memory_allocated(self.device) / 2**30
@@ -134,11 +124,12 @@ class Timer:
                 self.utilizations.append(torch.cuda.utilization(self.device) / 100)
         ranks = self.group.gather((self.own_s, self.peak_memory_gib, socket.gethostname()))
         self.peak_memory_gib = max(memory for _, memory, _ in ranks)
-        slowest_s, usual_s = max(ranks)[0], median_low(own_s for own_s, _, _ in ranks)
+        usual_s = median_low(own_s for own_s, _, _ in ranks)
+        slowest_s, _, host = max(ranks)
         self.slow = {}
         if usual_s >= LEAST_S and slowest_s > (1 + SLOW) * usual_s:
             rank = ranks.index(max(ranks))
-            self.slow = {"rank": rank, "host": ranks[rank][2], "slower_by": slowest_s / usual_s - 1}
+            self.slow = {"rank": rank, "host": host, "slower_by": slowest_s / usual_s - 1}
 
     @property
     def train_s(self) -> float:
@@ -162,11 +153,6 @@ class Timer:
     def time_of(self, num_steps: int) -> str:
         """Return the time that so many steps take at the speed so far, such as `0:03:12`."""
         return str(timedelta(seconds=round(num_steps * self.train_s / self.num_steps)))
-
-
-def seconds_between(begin: Any, end: Any) -> float:
-    """Return the seconds between two moments on the host or two events of a GPU."""
-    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
 
 
 def speed_text(values: dict[str, float]) -> str:

@@ -1,41 +1,34 @@
 """A trained model in the folder of its run, for the scripts that use it."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
-from yaml import YAMLError
 
 from conf.cli import explain, to_config
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
 from loaders.targets import Target, target_of
+from models import build_model
 from models.pretrained import read_weights, weights_in
-from runtime.data_metadata import differences, facts_of, listed
+from runtime.resume import differing_data, listed
+from tasks import Task
 
 
 @dataclass(frozen=True)
 class TrainedRun:
     """The model of a run, and what it was trained on."""
 
-    cfg: Config
-    """Configuration of the run, with the overrides of the command line."""
-
-    facts: dict[str, Any]
-    """Description of the data, see `facts_of()`, and the `precision`."""
-
+    cfg: Config  # with the overrides of the command line
+    facts: dict[str, Any]  # what `run.json` says
     weights: dict[str, Tensor]
-    """Tensors by name."""
-
-    weights_file: Path
-    """File of the best weights, or the newest checkpoint if there are no best ones."""
+    weights_file: Path  # of the best weights, or the newest checkpoint if there are none
 
     @property
     def target(self) -> Target | None:
@@ -55,14 +48,15 @@ class TrainedRun:
 
     def check_data(self, loader: Loader) -> None:
         """Raise UserError if the data has other classes or channels than the run's."""
-        if found := differences(self.facts, facts_of(loader)):
+        if found := differing_data(self.facts, loader):
             raise UserError(
                 f"{self.weights_file} was trained on other data ({listed(found)}); "
                 "use data with the same names in the same order, as the run has them"
             )
 
-    def load_into(self, model: nn.Module) -> None:
-        """Load the weights into a model that was built with `cfg`; raise UserError for another."""
+    def build_model(self, task: Task) -> nn.Module:
+        """Build the model for a task and load the weights; raise UserError if they do not fit."""
+        model = build_model(self.cfg.model, self.in_channels, task.num_outputs)
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
@@ -71,6 +65,7 @@ class TrainedRun:
                 f"({str(error).splitlines()[-1].strip()}); "
                 "do not change model.name and model.kwargs"
             ) from error
+        return model
 
 
 def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
@@ -94,16 +89,23 @@ def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
             f"{file} is damaged, or of another version of this repository ({reason}); "
             "take it from a copy of the run, or use that version"
         ) from error
-    overrides = [re.sub("^loader=", "loader.name=", override) for override in overrides]
-    try:
-        untrained = {"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}}
-        changes = OmegaConf.merge(untrained, OmegaConf.from_dotlist(overrides))
-        cfg = to_config(OmegaConf.merge(saved, changes))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(
-            f"{' '.join(overrides)} does not fit the configuration of run={folder}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+    saved.merge_with({"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}})
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key, text = override.key_or_group, override.input_line
+        if override.is_sweep_override():
+            raise UserError(
+                f"{text} has several values; give one, a list in brackets, or text in quotes "
+                f"within quotes: '{key}=\"VALUE\"'"
+            )
+        value = override.value()
+        if key == "loader":
+            key = "loader.name"
+        is_group = key == "experiment" or OmegaConf.is_dict(OmegaConf.select(saved, key))
+        if is_group and not isinstance(value, dict):
+            raise UserError(
+                f"{text}: the run has all keys already; change single ones, such as data.crop=null"
+            )
+        OmegaConf.update(saved, key, value)
     path = weights_in(folder)
     weights, of_weights = read_weights(str(path))
-    return TrainedRun(cfg, facts | of_weights, weights, path)
+    return TrainedRun(to_config(saved), facts | of_weights, weights, path)

@@ -3,11 +3,9 @@
 Your own: `tasks/my_task.py` with a class `MyTask`, a subclass of `Task`.
 """
 
-from operator import attrgetter
-
 from conf.errors import UserError, unknown_name
 from conf.names import find
-from conf.schema import Config, TaskConfig
+from conf.schema import Config
 from loaders import Loader
 from tasks.common import Task
 
@@ -16,7 +14,7 @@ def build_task(cfg: Config, loader: Loader) -> Task:
     """Build the task `cfg.task.name` for the data of the training loader.
 
     Raises:
-        UserError: the task or its loss is unknown, or it is not for such targets or keys.
+        UserError: the task or its loss is unknown, or it is not for such targets.
     """
     name, target = cfg.task.name, loader.info.target
     task_class: type[Task] = find("tasks", name, "task.name")
@@ -29,9 +27,4 @@ def build_task(cfg: Config, loader: Loader) -> Task:
         )
     if task_class.losses and cfg.task.loss not in task_class.losses:
         raise unknown_name("task.loss", cfg.task.loss, task_class.losses)
-    defaults = Config(task=TaskConfig())
-    for key in task_class.refused_keys:
-        value = attrgetter(key)(cfg)
-        if value != attrgetter(key)(defaults):
-            raise UserError(f"{key}={value} has no meaning for task={name}; leave it out")
     return task_class(cfg, loader)

@@ -38,22 +38,18 @@ class Classification(Task):
         self.label_smoothing = cfg.task.label_smoothing
         self.weights = class_weights(cfg, loader)
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
-        self.num_sums = 1 + len(self.metric_names)
         self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
-        if self.has_confusion:
-            self.num_sums += self.num_outputs**2
+        num_cells = self.num_outputs**2 if self.has_confusion else 0
+        self.num_sums = 1 + len(self.metric_names) + num_cells
         self.columns = ("prediction", "probability")
         for place in range(2, 1 + min(5, self.num_outputs)):
             self.columns += (f"top{place}", f"probability{place}")
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_shape(outputs, (len(targets), self.num_outputs))
+        outputs, smoothing = outputs.float(), self.label_smoothing
         return F.cross_entropy(
-            outputs.float(),
-            targets,
-            weight=self.weights,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
+            outputs, targets, self.weights, reduction="none", label_smoothing=smoothing
         )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,11 +59,11 @@ class Classification(Task):
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
-        if self.has_confusion:
-            # of the true class and, within it, of the predicted one
-            cells = targets * self.num_outputs + guesses[:, 0]
-            sums = torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
-        return sums
+        if not self.has_confusion:
+            return sums
+        # of the true class and, within it, of the predicted one
+        cells = targets * self.num_outputs + guesses[:, 0]
+        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         names = [[self.classes[n] for n in x.tolist()] for x in (targets, outputs.argmax(dim=1))]
@@ -82,8 +78,9 @@ class Classification(Task):
         if not self.has_confusion:
             return {}
         counts = self.confusion(totals)
-        sums = counts.diagonal(), counts.sum(dim=0), counts.sum(dim=1)
-        return metrics_by_class(self.classes, *sums)
+        return metrics_by_class(
+            self.classes, counts.diagonal(), counts.sum(dim=0), counts.sum(dim=1)
+        )
 
     def confusion(self, totals: Tensor) -> Tensor:
         """Return the number of images by true (rows) and predicted class (columns), (K, K)."""

@@ -39,7 +39,6 @@ class MultiLabel(Task):
     target_kind = "several labels"
     best_metric = "map"
     losses = ("bce",)
-    refused_keys = ("task.label_smoothing",)
     metric_names = ("loss", "map", "f1")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:

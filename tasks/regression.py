@@ -22,7 +22,6 @@ class Regression(Task):
     target_kind = "numbers"
     best_metric = "r2"
     losses = ("mse", "l1")
-    refused_keys = ("task.label_smoothing", "loss.weights")
     metric_names = ("loss", "mae", "r2")
 
     def __init__(self, cfg: Config, loader: Loader) -> None:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,9 +24,8 @@ class Restoration(Task):
     metric_names = ("loss", "psnr", "ssim")
     best_metric = "psnr"
     losses = ("charbonnier", "l1")
-    refused_keys = ("task.label_smoothing", "loss.weights")
     num_sums = 4
-    makes_images = True
+    columns = ("image",)
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         self.pixel_loss = charbonnier if cfg.task.loss == "charbonnier" else torch.abs
@@ -56,9 +55,16 @@ class Restoration(Task):
         """Return (N, H, W, C) float32 images with pixels in [0, 1]."""
         return self._to_unit_range(outputs).clamp(0, 1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:
-        """Return (N, H, W, C) uint8 images."""
-        return (self.predictions(outputs) * 255).round().to(torch.uint8).cpu().numpy()
+    def table_rows(self, outputs: Tensor) -> list[tuple[Any, ...]]:
+        pixels = (self.predictions(outputs) * 255).round().byte().cpu().numpy()
+        if pixels.shape[3] not in (1, 3):
+            raise UserError(
+                f"the predicted images have {pixels.shape[3]} channels, but a PNG has 1 or 3; use "
+                "export.py, whose files return all channels"
+            )
+        if pixels.shape[3] == 1:
+            pixels = pixels[..., 0]
+        return [(Image.fromarray(image),) for image in pixels]
 
     def _to_unit_range(self, images: Tensor) -> Tensor:
         # SSIM compares mean intensities as ratios, so black has to be 0 for it.

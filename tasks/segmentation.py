@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,8 +36,7 @@ class Segmentation(Task):
     best_metric = "miou"
     losses = ("cross_entropy",)
     metric_names = ("loss", "miou", "pixel_accuracy")
-    makes_images = True
-    palette: np.ndarray
+    columns = ("image",)
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         target: Any = loader.info.target
@@ -44,7 +44,7 @@ class Segmentation(Task):
         self.num_sums = 2 + 3 * self.num_outputs
         self.label_smoothing, self.ignore_index = cfg.task.label_smoothing, target.ignore_index
         self.weights = class_weights(cfg, loader)
-        self.palette = class_colours(self.num_outputs)
+        self.colours = class_colours(self.num_outputs)
 
     def loss_per_image(self, outputs: Tensor, targets: Tensor) -> Tensor:
         count, *size = targets.shape
@@ -86,15 +86,20 @@ class Segmentation(Task):
         """Return probabilities, (N, H, W, num_classes) float32."""
         return outputs.float().softmax(dim=1).permute(0, 2, 3, 1)
 
-    def images(self, outputs: Tensor) -> np.ndarray:
-        """Return class indices, (N, H, W) uint8 or, above 256 classes, uint16."""
+    def table_rows(self, outputs: Tensor) -> list[tuple[Any, ...]]:
+        """Return pictures of class indices, in colours or, above 256 classes, of 16 bits."""
         dtype = np.uint8 if self.num_outputs <= 256 else np.uint16
-        return outputs.argmax(dim=1).cpu().numpy().astype(dtype)
+        indices = outputs.argmax(dim=1).cpu().numpy().astype(dtype)
+        pictures = [Image.fromarray(image) for image in indices]
+        if dtype is np.uint8:
+            for picture in pictures:
+                picture.putpalette(self.colours.tobytes())
+        return [(picture,) for picture in pictures]
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Draw the images, masks and predicted masks; pixels without a class are white."""
         return {
             "image": as_pictures(inputs),
-            "mask": coloured(targets, self.palette, self.ignore_index),
-            "prediction": coloured(outputs.argmax(dim=1), self.palette),
+            "mask": coloured(targets, self.colours, self.ignore_index),
+            "prediction": coloured(outputs.argmax(dim=1), self.colours),
         }

@@ -10,6 +10,7 @@ that it had, all in a new project). `SCRIPT=merged` makes one `train.py` of its 
 `template` hold both.
 """
 
+import fnmatch
 import os
 import re
 import subprocess
@@ -28,9 +29,7 @@ PARTS: dict[str, str] = TABLE["about"]
 NAME = "distributed-training-template"
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 """Variables that git sets in hooks, which would point it to the hook's repository."""
-MESSAGE = "Template at "
-FACTS = "%s%n%(trailers:key=Parts,valueonly,separator=)"
-FACTS += "%n%(trailers:key=Script,valueonly,separator=)"
+MESSAGE = re.compile(r"Template at .*\n\nProject: (.*)\nParts: ?(.*)\nScript: ?(.*)")
 
 
 def main() -> None:
@@ -43,8 +42,6 @@ def main() -> None:
             print(make_project(Path(folder).expanduser().resolve(), names.split(), script))
         else:
             raise UserError("DIR is missing; write make project DIR=../mine")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"make project: git {error.cmd[5]} failed: {' '.join(error.stderr.split())}")
     except (OSError, UserError) as error:
         sys.exit(f"make project: {error}")
 
@@ -52,16 +49,8 @@ def main() -> None:
 def make_project(folder: Path, names: list[str], script: str) -> str:
     """Make the project, or add the template's last commit to its branch `template`.
 
-    Args:
-        folder: folder of the project.
-        names: names of its parts; empty: those that it had, in a new project all.
-        script: `each` or `merged`; empty: as it was, in a new project `each`.
-
-    Returns:
-        What was done, and the command that comes next.
-
-    Raises:
-        UserError: there can be no such project.
+    Empty `names` and `script` are as they were; in a new project all parts, and `each`. Returns
+    what was done, and the command that comes next.
     """
     if changed := git(TEMPLATE, "status", "--porcelain", "--untracked-files=no").splitlines():
         raise UserError(f"{changed[0][3:]} has changes; commit or stash them")
@@ -70,19 +59,18 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
     name = folder.name
     is_new = not folder.exists() or not any(folder.iterdir())
     if not is_new:
-        name, had, script_before = last_version(folder)
-        names, script = names or had, script or script_before
+        name, parts_before, script_before = last_version(folder)
+        names, script = names or parts_before.split(), script or script_before
     if script not in ("", "each", "merged"):
         raise UserError(f"SCRIPT={script} is not possible; use each or merged")
-    chosen = with_needs(names)
-    merged = ""
-    if script == "merged":
-        chosen -= {"compose"}
-        merged = merged_script(chosen)
+    parts = with_needs(names) - ({"compose"} if script == "merged" else set())
+    own = own_texts(name, parts, script)
 
     date = git(TEMPLATE, "log", "-1", "--date=short", "--format=%ad")
     version = f"{git(TEMPLATE, 'describe', '--tags', '--always')} ({date})"  # a release is a tag
-    message = f"{MESSAGE}{version}\n\nParts: {' '.join(names)}\nScript: {script}"
+    message = (
+        f"Template at {version}\n\nProject: {name}\nParts: {' '.join(names)}\nScript: {script}"
+    )
     with TemporaryDirectory() as temporary:
         files = folder
         if is_new:
@@ -92,7 +80,12 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
             files = Path(temporary, "files")
             git(folder, "worktree", "prune")
             git(folder, "worktree", "add", "--no-checkout", str(files), "template")
-        write_files(name, chosen, merged, files)
+        copied = files_of(parts, git(TEMPLATE, "ls-files").splitlines())
+        if script == "merged":
+            copied = [file for file in copied if not file.startswith("train_")]
+        git(TEMPLATE, "checkout-index", f"--prefix={files}/", "--", *copied)
+        for file, text in own.items():
+            (files / file).write_text(text)
         git(files, "add", "--all", "--force", ".")
         git(files, "commit", "--quiet", "--allow-empty", "--no-gpg-sign", "-m", message)
     if is_new:
@@ -102,42 +95,39 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
     return f"{folder}: branch template is now at {version}; there: git merge template"
 
 
-def last_version(folder: Path) -> tuple[str, list[str], str]:
+def last_version(folder: Path) -> tuple[str, ...]:
     """Return the project's name, parts and `SCRIPT`, as they are on its branch `template`."""
     if not (folder / ".git").exists() or not git(folder, "branch", "--list", "template"):
         raise UserError(
             f"DIR={folder} is not empty, and no project with a branch template (in the clone of "
             "one, git branch template origin/template brings it); use another folder"
         )
-    subject, names, script = git(folder, "log", "-1", f"--format={FACTS}", "template").split("\n")
-    if not subject.startswith(MESSAGE):
+    message = git(folder, "log", "-1", "--format=%B", "template").strip()
+    if not (found := MESSAGE.fullmatch(message)):
+        subject = message.partition("\n")[0]
         raise UserError(
             f"DIR={folder}: {subject!r} on branch template is not the template's; move it to main"
         )
-    first_line, *_ = git(folder, "show", "template:README.md").splitlines()
-    return first_line.removeprefix("# "), names.split(), script
+    return found.groups()
 
 
 def with_needs(names: list[str]) -> set[str]:
     """Return parts with all that they need; no name stands for all parts, `core` for none."""
-    waiting, chosen = [*(names or PARTS)], set()
-    while waiting:
-        name = waiting.pop()
+    for name in names:
         if name not in (*PARTS, "core"):
             raise unknown_name("PARTS", name, [*PARTS, "core"])
-        chosen.add(name)
-        waiting += TABLE["needs"].get(name, [])
-    return chosen - {"core"}
+    needs = TABLE["needs"]
+    return {part for name in names or PARTS for part in (name, *needs.get(name, []))} - {"core"}
 
 
 def files_of(chosen: set[str], tracked: list[str]) -> list[str]:
     """Return those of the template's files that a project with these parts has."""
-    owners = {path: {name} for name, paths in TABLE["files"].items() for path in paths}
-    owners |= {path: set(names) for path, names in TABLE["with"].items()}
+    owners = [(path, {name}) for name, paths in TABLE["files"].items() for path in paths]
+    owners += [(path, set(names)) for path, names in TABLE["with"].items()]
 
     def is_there(file: str) -> bool:
         around = [file, *map(str, Path(file).parents)]
-        return all(owners[path] <= chosen for path in around if path in owners)
+        return all(names <= chosen for path, names in owners if fnmatch.filter(around, path))
 
     return [file for file in tracked if is_there(file)]
 
@@ -159,45 +149,29 @@ def listing(tracked: list[str]) -> str:
     return "\n".join(lines)
 
 
-def merged_script(chosen: set[str]) -> str:
-    """Return `train.py` with the techniques among the parts, whose marks are ordinary comments."""
-    techniques = sorted(chosen & find_techniques().keys())
-    if not techniques:
-        raise UserError("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
-    return compose(techniques, output=BASELINE).replace(MARKER, "# ")
-
-
-def write_files(name: str, chosen: set[str], merged: str, folder: Path) -> None:
-    """Write the files of a project: copies of the template's, and those that bear its name.
-
-    Args:
-        name: of the project.
-        chosen: its parts.
-        merged: its only training script; empty: it has one for each technique.
-        folder: folder without other files.
-    """
-    kept = files_of(chosen, git(TEMPLATE, "ls-files").splitlines())
-    if merged:
-        kept = [file for file in kept if not file.startswith("train_")]
-    git(TEMPLATE, "checkout-index", f"--prefix={folder}/", "--", *kept)
-    if merged:
-        (folder / BASELINE).write_text(merged)
-    page = (TEMPLATE / "template" / "README.md").read_text()
-    (folder / "README.md").write_text(page.replace("NAME", name, 1))
+def own_texts(name: str, parts: set[str], script: str) -> dict[str, str]:
+    """Return the texts of files that are no copies: with the project's name, or merged."""
     package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project"
+    texts = {"README.md": (TEMPLATE / "template/README.md").read_text().replace("NAME", name, 1)}
     for file in ("pyproject.toml", "requirements.txt"):
-        text = (folder / file).read_text()
-        (folder / file).write_text(text.replace(NAME, package))
+        texts[file] = (TEMPLATE / file).read_text().replace(NAME, package)
+    if script == "merged":
+        techniques = sorted(parts & find_techniques().keys())
+        if not techniques:
+            raise UserError("SCRIPT=merged: there is no technique among PARTS, such as ddp or amp")
+        # Its marks become ordinary comments.
+        texts[BASELINE] = compose(techniques, output=BASELINE).replace(MARKER, "# ")
+    return texts
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git and return what it prints, without the last line's end; CalledProcessError with its
-    words if it fails."""
+    """Run git and return what it prints, without the last line's end; UserError if it fails."""
     env = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
-    for role in ("AUTHOR", "COMMITTER"):  # of commits that nobody writes
-        env |= {f"GIT_{role}_NAME": "template", f"GIT_{role}_EMAIL": "template@localhost"}
-    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, env=env, text=True)
+    author = ["-c", "user.name=template", "-c", "user.email=template@localhost"]
+    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *author, *arguments]
+    done = subprocess.run(command, capture_output=True, env=env, text=True)
+    if done.returncode:
+        raise UserError(f"git {arguments[0]} failed: {' '.join(done.stderr.split())}")
     return done.stdout.removesuffix("\n")
 
 

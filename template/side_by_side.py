@@ -9,7 +9,6 @@ import difflib
 import re
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -44,38 +43,33 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; whit
 """
 
 
-class Line(NamedTuple):
-    text: str
-    html: str
-
-
-def read(name: str) -> tuple[str, list[Line]]:
-    """Read a script: what its docstring says first, and the lines after the docstring."""
+def read(name: str) -> tuple[str, list[str], list[str]]:
+    """Return what a script's docstring says first, and its lines after it, as text and as HTML."""
     text = (TEMPLATE / name).read_text(encoding="utf-8")
     html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     html = re.sub(r'<span class="(?:n|nn|o|p|w)">([^<]*)</span>', r"\1", html)  # have no colour
     html = html.replace(f'"c1">{MARKER}', f'"why">{MARKER}')
-    lines = [Line(*both) for both in zip(text.splitlines(), html.splitlines(), strict=True)]
     head, code = split(text)
     title = " ".join(head.removeprefix('"""').partition("\n\n")[0].split())
-    return escape(title), lines[-len(code.splitlines()) :]
+    return escape(title), code.splitlines(), html.splitlines()[len(head.splitlines()) :]
 
 
 def draw(name: str = IN_PICTURE) -> str:
     """Draw a script's changes of `train.py` as SVG, with two lines around each."""
-    (_, old), (title, new) = read(BASELINE), read(name)
+    _, old, old_html = read(BASELINE)
+    title, new, new_html = read(name)
     rows = [("old", "−", f'<tspan class="bold">{BASELINE}</tspan>')]
     rows += [("new", "+", f'<tspan class="bold">{name}</tspan>: {title}')]
-    texts = [line.text for line in old], [line.text for line in new]
-    matcher = difflib.SequenceMatcher(None, *texts, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for group in matcher.get_grouped_opcodes(CONTEXT):
-        rows += [("gap", "", "")] * (group[0][1] > 0)  # lines are left out above
+        if group[0][1] > 0:  # lines are left out above
+            rows.append(("gap", "", ""))
         for kind, i1, i2, j1, j2 in group:
             if kind == "equal":
-                rows += [("", "", line.html) for line in new[j1:j2]]
+                rows += [("", "", line) for line in new_html[j1:j2]]
             else:
-                rows += [("old", "−", line.html) for line in old[i1:i2]]
-                rows += [("new" if line.text else "", "+", line.html) for line in new[j1:j2]]
+                rows += [("old", "−", line) for line in old_html[i1:i2]]
+                rows += [("new" if line else "", "+", line) for line in new_html[j1:j2]]
 
     height = LINE * len(rows)
     size = f'width="{WIDTH}" height="{height}"'

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-NEEDED = {"test_labels.py": "pyarrow", "test_huggingface.py": "datasets"}
-NEEDED |= {"test_dali.py": "nvidia.dali", "shards": "obstore"}
+NEEDED = {"test_labels.py": "pyarrow", "test_dali.py": "nvidia.dali", "shards": "obstore"}
 collect_ignore = [
     name
     for name, package in NEEDED.items()
@@ -63,27 +63,24 @@ def pytest_collection_finish() -> None:
             forkserver.ensure_running()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, pytest.TestReport]:
-    """With NO_SKIPS=1, as in `make ci`, a test that is skipped fails, unless it needs a GPU.
-
-    A test is not there at all if all of its rows are of parts that a project does not have.
-    """
-    report = yield
-    has_no_rows = "got empty parameter set" in str(report.longrepr)
-    is_allowed = has_no_rows or item.get_closest_marker("gpu")
+def skip_fails(report: Any, is_allowed: bool) -> Any:
+    """With NO_SKIPS=1, as in `make ci`, what is skipped fails."""
     if report.skipped and os.environ.get("NO_SKIPS") and not is_allowed:
         report.outcome, report.longrepr = "failed", f"NO_SKIPS=1 forbids {report.longrepr}"
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, Any, pytest.CollectReport]:
-    """The same for whole files."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, pytest.TestReport]:
+    """A test may need a GPU, and all of its rows may be of parts that a project does not have."""
     report = yield
-    if report.skipped and os.environ.get("NO_SKIPS"):
-        report.outcome, report.longrepr = "failed", f"NO_SKIPS=1 forbids {report.longrepr}"
-    return report
+    has_no_rows = "got empty parameter set" in str(report.longrepr)
+    return skip_fails(report, has_no_rows or item.get_closest_marker("gpu") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, pytest.CollectReport]:
+    return skip_fails((yield), is_allowed=False)
 
 
 @pytest.fixture(autouse=True)
@@ -108,12 +105,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.fixture
-def full_disk(small_disk: Path) -> Path:
-    """A file system with 8 KiB left."""
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(bytes(free - 8192))
-    return small_disk
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns the `Place` of a kind of data, which is written once."""
+    from tests.kinds import Place
+
+    return cache(lambda kind: Place(kind, tmp_path_factory.mktemp("kind")))
 
 
 @pytest.fixture

@@ -1,17 +1,26 @@
-"""Files in the formats and modes that images come in, and the pixels that NumPy makes of them."""
+"""Files in the formats and modes that images come in, and the pixels that Pillow makes of them."""
 
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tifffile
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
+
+from tests.images import save_tiff, smooth, turned
 
 HEIGHT, WIDTH = 40, 36
-PALETTE, ALPHA = 3, 4
-"""Bits of a PNG's type of colours: with a palette, with alpha; 2: with colours."""
+GREY, RGB, PALETTE, ALPHA = 0, 2, 3, 4
+"""Types of colours of a PNG; ALPHA is added to one."""
+XMP = PngInfo()
+XMP.add_itxt(
+    "XML:com.adobe.xmp",
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>',
+)
 
 
 def noise(number: int, highest: int, channels: int) -> np.ndarray:
@@ -20,16 +29,16 @@ def noise(number: int, highest: int, channels: int) -> np.ndarray:
     return random.integers(0, highest, (HEIGHT, WIDTH, channels), endpoint=True)
 
 
-def as_rgb(values: np.ndarray) -> np.ndarray:
-    """RGB of 8 bits, of colours or of grey."""
-    return np.broadcast_to(values, (*values.shape[:2], 3)).astype(np.uint8)
-
-
-def over(values: np.ndarray, alpha: np.ndarray, background: list[int]) -> np.ndarray:
-    """RGB of 8 bits that lies on a background, by alpha from 0 to 255."""
-    colours, alpha = as_rgb(values).astype(float), alpha.reshape(HEIGHT, WIDTH, 1)
-    mixed = (colours * alpha + np.array(background) * (255 - alpha)) / 255
-    return np.floor(mixed + 0.5).astype(np.uint8)
+def shown(path: Path, background: Sequence[int]) -> np.ndarray:
+    """The upright pixels of a file on a background, (height, width, 3) uint8; of 16 bits, the upper
+    8."""
+    image: Image.Image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):
+        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    if image.has_transparency_data:
+        clear, image = image.convert("RGBA"), Image.new("RGB", image.size, tuple(background))
+        image.paste(clear, mask=clear)
+    return np.asarray(image.convert("RGB"))
 
 
 def pack_bits(values: np.ndarray, bits: int) -> list[bytes]:
@@ -52,14 +61,6 @@ def png(path: Path, bits: int, colours: int, values: np.ndarray, **chunks: bytes
     path.write_bytes(content)
 
 
-def tiff(path: Path, values: np.ndarray, photometric: str = "minisblack", **options: Any) -> None:
-    if options.get("planarconfig") == "separate":
-        values = np.moveaxis(values, -1, 0)
-    elif values.shape[-1] > 1:
-        options = {"planarconfig": "contig"} | options
-    tifffile.imwrite(path, values.squeeze(), photometric=photometric, **options)
-
-
 def tiff_of_bits(path: Path, bits: int, lines: list[bytes], **tags: int) -> None:
     """Write an uncompressed grey TIFF as none of the libraries does."""
     data = b"".join(lines)
@@ -72,141 +73,111 @@ def tiff_of_bits(path: Path, bits: int, lines: list[bytes], **tags: int) -> None
     path.write_bytes(content + bytes(4) + data)
 
 
-def write_pngs(folder: Path, background: list[int]) -> dict[str, np.ndarray]:
-    expected = {}
-    for bits in (1, 2, 4, 8, 16):
-        grey = noise(bits, 2**bits - 1, 1) if bits < 16 else 257 * noise(bits, 255, 1)
-        png(folder / f"grey {bits}.png", bits, 0, grey)
-        expected[f"grey {bits}.png"] = as_rgb(grey * 255 // (2**bits - 1))
-    for bits in (1, 4, 8):
-        indices, alpha = noise(bits, 2**bits - 1, 1), np.full(2**bits, 255)
-        colours = np.random.default_rng(bits).integers(0, 256, (2**bits, 3), np.uint8)
-        shown, alpha[:2] = colours[indices[..., 0]], (0, 100)
-        for name, chunks in (("palette", {}), ("clear palette", {"tRNS": bytes([0, 100])})):
-            path = folder / f"{name} {bits}.png"
-            png(path, bits, PALETTE, indices, PLTE=colours.tobytes(), **chunks)
-            expected[path.name] = over(shown, alpha[indices], background) if chunks else shown
+def write_pngs(folder: Path) -> None:
+    for bits in (1, 2, 4):
+        png(folder / f"grey {bits}.png", bits, GREY, noise(bits, 2**bits - 1, 1))
     for bits, scale in ((8, 1), (16, 257)):
-        for name, kind, channels in (("grey", 0, 1), ("rgb", 2, 3)):
-            values = noise(bits, 255, channels + 1)
-            png(folder / f"{name} alpha {bits}.png", bits, kind + ALPHA, scale * values)
-            shown, alpha = values[..., :channels], values[..., channels:]
-            expected[f"{name} alpha {bits}.png"] = over(shown, alpha, background)
-            if bits == 8:
-                shown[:9] = shown[0, 0]
-                clear = struct.pack(f">{channels}H", *shown[0, 0].tolist())
-                png(folder / f"{name} clear.png", 8, kind, shown, tRNS=clear)
-                is_clear = (shown == shown[0, 0]).all(axis=2)
-                expected[f"{name} clear.png"] = over(shown, np.where(is_clear, 0, 255), background)
-    return expected
+        for name, kind, channels in (("grey", GREY, 1), ("rgb", RGB, 3)):
+            values = scale * noise(bits, 255, channels + 1)
+            png(folder / f"{name} {bits}.png", bits, kind, values[..., :-1])
+            png(folder / f"{name} alpha {bits}.png", bits, kind + ALPHA, values)
+    for bits in (1, 4, 8):
+        indices, colours = noise(bits, 2**bits - 1, 1), np.random.default_rng(bits).bytes(3 << bits)
+        png(folder / f"palette {bits}.png", bits, PALETTE, indices, PLTE=colours)
+        clear = {"PLTE": colours, "tRNS": bytes([0, 100])}
+        png(folder / f"clear palette {bits}.png", bits, PALETTE, indices, **clear)
+    for name, kind, channels in (("grey", GREY, 1), ("rgb", RGB, 3)):
+        values = noise(8, 255, channels)
+        values[:9] = values[0, 0]
+        clear = {"tRNS": values[0, 0].astype(">u2").tobytes()}
+        png(folder / f"{name} clear.png", 8, kind, values, **clear)
 
 
-def write_tiffs(folder: Path, background: list[int]) -> dict[str, np.ndarray]:
+def write_tiffs(folder: Path) -> None:
     """TIFFs that are read as photos."""
-    grey, rgb, alpha = noise(1, 255, 1), noise(2, 255, 3), noise(3, 255, 1)
-    colours = np.random.default_rng(4).integers(0, 256, (256, 3))
-    few = noise(5, 15, 1)
-    rgba, bright = np.dstack([rgb, alpha]), {"extrasamples": ["unassalpha"]}
-    kinds: dict[str, tuple[np.ndarray, np.ndarray, dict[str, Any]]] = {
-        "grey": (grey, as_rgb(grey), {}),
-        "white is 0": (grey, as_rgb(255 - grey), {"photometric": "miniswhite"}),
-        "tiles": (rgb, rgb, {"photometric": "rgb", "tile": (16, 16), "compression": "deflate"}),
-        "planes": (rgb, rgb, {"photometric": "rgb", "planarconfig": "separate"}),
-        "lzw": (rgb, rgb, {"photometric": "rgb", "compression": "lzw", "predictor": 2}),
-        "alpha": (rgba, over(rgb, alpha, background), {"photometric": "rgb", **bright}),
-        "alpha planes": (
-            *(rgba, over(rgb, alpha, background)),
-            {"photometric": "rgb", "planarconfig": "separate", **bright},
-        ),
-        "grey alpha": (np.dstack([grey, alpha]), over(grey, alpha, background), bright),
-        "palette": (
-            *(grey, colours[grey[..., 0]]),
-            {"photometric": "palette", "colormap": (257 * colours.T).astype(np.uint16)},
-        ),
+    grey, rgb, alpha, few = noise(1, 255, 1), noise(2, 255, 3), noise(3, 255, 1), noise(5, 15, 1)
+    colours = 257 * np.random.default_rng(4).integers(0, 256, (3, 256))
+    colour, rgba = {"photometric": "rgb"}, np.dstack([rgb, alpha])
+    clear: dict[str, Any] = {"extrasamples": ["unassalpha"]}
+    kinds: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+        "grey": (grey, {}),
+        "rgb": (rgb, colour),
+        "alpha": (rgba, colour | clear),
+        "grey alpha": (np.dstack([grey, alpha]), clear),
+        "white is 0": (grey, {"photometric": "miniswhite"}),
+        "tiles": (rgb, {**colour, "tile": (16, 16), "compression": "deflate"}),
+        "planes": (rgb, {**colour, "planarconfig": "separate"}),
+        "lzw": (rgb, {**colour, "compression": "lzw", "predictor": 2}),
+        "alpha planes": (rgba, {**colour, **clear, "planarconfig": "separate"}),
+        "palette": (grey, {"photometric": "palette", "colormap": colours.astype(np.uint16)}),
+        "turned": (rgb, {**colour, "compression": "lzma", "extratags": [(0x112, 3, 1, 8, True)]}),
+        "bits": (grey > 99, {}),
+        "bits, white is 0": (grey > 99, {"photometric": "miniswhite"}),
     }
-    for name, (values, _, options) in kinds.items():
-        tiff(folder / f"{name}.tif", values.astype(np.uint8), **options)
-    for order in "<>":
-        name = {"<": "little", ">": "big"}[order]
-        for what, values, options in (
-            (f"grey {name}", grey, {}),
-            (f"rgb {name}", rgb, {"photometric": "rgb"}),
-            (f"alpha {name}", rgba, {"photometric": "rgb", **bright}),
-        ):
-            path = folder / f"{what}.tif"
-            tiff(path, (257 * values).astype(np.uint16), **options, byteorder=order)
-            kinds[what] = (
-                values,
-                over(rgb, alpha, background) if values is rgba else as_rgb(values),
-                {},
-            )
-    for name, photometric in (("bits", "minisblack"), ("bits, white is 0", "miniswhite")):
-        tiff(folder / f"{name}.tif", grey > 99, photometric)
-        kinds[name] = (grey, as_rgb(255 * ((grey > 99) == (name == "bits"))), {})
+    for name, (values, options) in kinds.items():
+        stored = values if values.dtype == bool else values.astype(np.uint8)
+        save_tiff(folder / f"{name}.tif", stored, **options)
+    for name in ("grey", "rgb", "alpha"):
+        values, options = kinds[name]
+        for order in "<>":
+            path = folder / f"{name} {'little' if order == '<' else 'big'}.tif"
+            save_tiff(path, (257 * values).astype(np.uint16), **options, byteorder=order)
     tiff_of_bits(folder / "4 bits.tif", 4, pack_bits(few, 4))
     lines = [bytes(int(f"{byte:08b}"[::-1], 2) for byte in line) for line in pack_bits(few % 2, 1)]
     tiff_of_bits(folder / "bits from the right.tif", 1, lines, _266=2)
-    kinds |= {"4 bits": (few, as_rgb(17 * few), {})}
-    kinds |= {"bits from the right": (few, as_rgb(255 * (few % 2)), {})}
-    return {f"{name}.tif": shown.astype(np.uint8) for name, (_, shown, _) in kinds.items()}
 
 
-def write_others(folder: Path, background: list[int]) -> dict[str, np.ndarray]:
-    """Other formats; the names are those of images, and do not matter."""
-    grey, rgb, alpha = (noise(n, 255, c).astype(np.uint8) for n, c in ((1, 1), (2, 3), (3, 1)))
-    colours = np.random.default_rng(4).integers(0, 256, (256, 3), np.uint8)
-    palette = Image.fromarray(grey[..., 0])
-    palette.putpalette(colours.tobytes())
-    rgba, clear = Image.fromarray(np.dstack([rgb, alpha])), int(grey[0, 0, 0])
-    shown, mixed = colours[grey[..., 0]], over(rgb, alpha, background)
-    bits = Image.fromarray(grey[..., 0] > 99)
-    is_clear = np.where(grey == clear, 0, 255)
-    exact = {"lossless": True, "exact": True}
-    kinds: list[tuple[str, Image.Image, str, np.ndarray, dict[str, Any]]] = [
-        ("bmp bits", bits, "BMP", as_rgb(255 * (grey > 99)), {}),
-        ("bmp palette", palette, "BMP", shown, {}),
-        ("bmp rgb", Image.fromarray(rgb), "BMP", rgb, {}),
-        ("gif", palette, "GIF", shown, {}),
-        ("clear gif", palette, "GIF", over(shown, is_clear, background), {"transparency": clear}),
-        ("webp", Image.fromarray(rgb), "WEBP", rgb, exact),
-        ("webp alpha", rgba, "WEBP", mixed, exact),
-        ("moving", rgba, "WEBP", mixed, {**exact, "save_all": True, "append_images": [rgba]}),
-        ("tga", rgba, "TGA", mixed, {}),
-        ("jpeg 2000", rgba, "JPEG2000", mixed, {"irreversible": False}),
-        ("ico", rgba.crop((0, 0, 36, 36)), "ICO", mixed[:36], {"sizes": [(36, 36)]}),
-        (
-            "moving png",
-            Image.fromarray(rgb),
-            "PNG",
-            rgb,
-            {"save_all": True, "append_images": [rgba]},
-        ),
+def write_others(folder: Path) -> None:
+    """Other formats, most of them under the name of a PNG, and files that decoders read in
+    different ways."""
+    grey, rgb, rgba = (noise(c, 255, c).astype(np.uint8).squeeze() for c in (1, 3, 4))
+    palette = Image.fromarray(grey)
+    palette.putpalette(np.random.default_rng(4).bytes(768))
+    smooth_image = Image.fromarray(smooth(0, HEIGHT, WIDTH))
+    opaque, clear, bits = Image.fromarray(rgb), Image.fromarray(rgba), Image.fromarray(grey > 99)
+    exact, moving = {"lossless": True, "exact": True}, {"save_all": True, "append_images": [clear]}
+    kinds: list[tuple[str, str, Image.Image, dict[str, Any]]] = [
+        ("bmp bits", "BMP", bits, {}),
+        ("bmp rgb", "BMP", opaque, {}),
+        ("clear gif", "GIF", palette, {"transparency": int(grey[0, 0])}),
+        ("webp alpha", "WEBP", clear, exact),
+        ("moving", "WEBP", clear, exact | moving),
+        ("tga", "TGA", clear, {}),
+        ("jpeg 2000", "JPEG2000", clear, {"irreversible": False}),
+        ("deep jpeg 2000", "JPEG2000", Image.fromarray(grey.astype(np.uint16) * 257), {}),
+        ("ico", "ICO", clear.crop((0, 0, 36, 36)), {"sizes": [(36, 36)]}),
+        ("moving png", "PNG", opaque, moving),
+        ("late png", "PNG", opaque, {**moving, "default_image": True}),  # not one of its frames
+        ("turned.JPEG", "PNG", opaque, {"exif": turned(6)}),
+        ("turned webp", "WEBP", opaque, {"exif": turned(5), "lossless": True}),
+        ("xmp", "PNG", opaque, {"pnginfo": XMP}),
+        ("cut", "PNG", opaque, {}),
+        ("cmyk.jpg", "JPEG", smooth_image.convert("CMYK"), {"quality": 90}),
+        ("stray.jpg", "JPEG", smooth_image, {"quality": 90}),
     ]
-    for name, image, form, _, options in kinds:
-        image.save(folder / f"{name}.png", form, **options)
-    deep = 257 * noise(5, 255, 1)
-    Image.fromarray(deep[..., 0].astype(np.uint16)).save(folder / "deep jpeg 2000.png", "JPEG2000")
+    for name, form, image, options in kinds:
+        image.save(folder / (name if "." in name else f"{name}.png"), form, **options)
+    cut, stray = folder / "cut.png", folder / "stray.jpg"
+    cut.write_bytes(cut.read_bytes()[:-12])  # the last chunk is missing
+    content = stray.read_bytes()
+    stray.write_bytes(content[:20] + b"\0\0\0" + content[20:])
     head = f"P5 {WIDTH} {HEIGHT} 65535\n".encode()
-    (folder / "pgm.png").write_bytes(head + deep.astype(">u2").tobytes())
-    found = {f"{name}.png": shown for name, _, _, shown, _ in kinds}
-    return found | dict.fromkeys(("pgm.png", "deep jpeg 2000.png"), as_rgb(deep >> 8))
+    (folder / "pgm.png").write_bytes(head + (grey.astype(">u2") * 257).tobytes())
 
 
-def write_all(folder: Path, background: list[int]) -> dict[str, np.ndarray]:
+def write_all(folder: Path, background: Sequence[int]) -> dict[str, np.ndarray]:
     """Write files of all kinds that are read as photos; their pixels by name, on a background."""
     folder.mkdir(parents=True, exist_ok=True)
-    expected: dict[str, np.ndarray] = {}
     for write in (write_pngs, write_tiffs, write_others):
-        expected |= write(folder, background)
-    return expected
+        write(folder)
+    return {path.name: shown(path, background) for path in sorted(folder.iterdir())}
 
 
 def write_refused(folder: Path) -> set[str]:
     """Write files whose pixels would change; returns their names."""
-    folder.mkdir(parents=True, exist_ok=True)
+    before = {path.name for path in folder.iterdir()}
     deep, rgb = noise(1, 65535, 3).astype(np.uint16), noise(2, 255, 3).astype(np.uint8)
     five, few = noise(4, 255, 5).astype(np.uint8), noise(1, 99, 1)
-    infrared = {"photometric": "rgb", "extrasamples": ["unspecified"]}
     types = ("int8", "int16", "int32", "uint32", "int64", "float16", "float32", "float64")
     kinds: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         *((dtype, few.astype(dtype), {}) for dtype in types),
@@ -214,7 +185,7 @@ def write_refused(folder: Path) -> set[str]:
         ("five deep", five.astype(np.uint16), {}),
         ("two", rgb[..., :2], {}),
         ("five colours", five, {"photometric": "rgb"}),
-        ("infrared", five[..., :4], infrared),
+        ("infrared", five[..., :4], {"photometric": "rgb", "extrasamples": ["unspecified"]}),
         ("floats", rgb.astype(np.float32), {"photometric": "rgb"}),
         ("deep white", deep[..., :1], {"photometric": "miniswhite"}),
         ("deep planes", deep, {"photometric": "rgb", "planarconfig": "separate"}),
@@ -223,11 +194,11 @@ def write_refused(folder: Path) -> set[str]:
         ("pages", rgb[..., :1], {}),
     ]
     for name, values, options in kinds:
-        tiff(folder / f"{name}.tif", values, **options)
-    tiff_of_bits(folder / "12 bits.tif", 12, [bytes(54)] * HEIGHT)
+        save_tiff(folder / f"{name}.tif", values, **options)
     tifffile.imwrite(folder / "pages.tif", rgb[..., 0], photometric="minisblack", append=True)
+    tiff_of_bits(folder / "12 bits.tif", 12, [bytes(54)] * HEIGHT)
     (folder / "pfm.png").write_bytes(f"Pf\n{WIDTH} {HEIGHT}\n-1.0\n".encode() + bytes(4 * 1440))
-    for bits, kind in ((4, 0), (16, 0), (16, 2)):
-        name, channels = f"clear {bits} {kind}.png", 1 + kind
-        png(folder / name, bits, kind, noise(1, 15, channels), tRNS=bytes(2 * channels))
-    return {path.name for path in folder.iterdir()}
+    for bits, kind in ((4, GREY), (16, GREY), (16, RGB)):
+        values = noise(1, 15, 1 + kind)
+        png(folder / f"clear {bits} {kind}.png", bits, kind, values, tRNS=bytes(2 + 2 * kind))
+    return {path.name for path in folder.iterdir()} - before

@@ -1,9 +1,10 @@
 """Helpers of most tests: the configuration, refusals, and copies of scripts with edits."""
 
 import copy
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -26,6 +27,7 @@ from conf.schema import Config
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("conf", "loaders", "models", "runtime", "tasks", "tools", "data")
 SCRIPTS = sorted(path.name for path in REPOSITORY.glob("train*.py"))
+LOOP = re.compile(r"(^ {8}for inputs, targets in .*run\.batches\(.*\n)", re.MULTILINE)
 
 NEEDS_CUDA = [
     pytest.mark.gpu,
@@ -35,10 +37,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
 
 
 @contextmanager
-def refused(*shown: str) -> Iterator[None]:
+def refused(*shown: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
     """Expect a UserError whose message has all these texts."""
     with pytest.raises(UserError) as error:
-        yield
+        yield error
     assert all(text in str(error.value) for text in shown), error.value
 
 
@@ -86,22 +88,36 @@ def script_for(technique: str, folder: Path = REPOSITORY) -> str:
     return "train.py" if is_merged else technique
 
 
-def folder_with(folder: Path, script: str, *edits: tuple[str, str]) -> Path:
+def must_be_merged(script: str) -> bool:
+    """True if the script's techniques are to be merged, as nobody has done it."""
+    return not (REPOSITORY / script).exists() and (REPOSITORY / "tools" / "compose.py").exists()
+
+
+def folder_with(
+    folder: Path, script: str, *edits: tuple[str, str], loop: Sequence[str] = ()
+) -> Path:
     """A folder like the repository's, with one script; its techniques are merged if nobody has.
 
-    Each of the edits is a text that the script has once, and lines that are put before it.
+    Each of the edits is a text that the script has once, and lines that are put before it. Those of
+    `loop` begin each step: `step` counts from 1 there, and `rank` is the number of the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
-        (folder / name).symlink_to(REPOSITORY / name)
+        if not (folder / name).exists():
+            (folder / name).symlink_to(REPOSITORY / name)
     path = folder / script
-    if not (REPOSITORY / script).exists() and (REPOSITORY / "tools" / "compose.py").exists():
+    if must_be_merged(script):
         techniques = script.removesuffix(".py").split("_")[1:]
         path.write_text(import_module("tools.compose").compose(techniques))
     else:
         shutil.copy(REPOSITORY / script_for(script), path)
     for place, lines in edits:
         replace(path, place, lines + place)
+    if loop:
+        before, begin, after = LOOP.split(path.read_text())
+        counted = ["step, rank = run.step_number, run.group.rank", *loop]
+        indented = "".join(f"            {line}\n" for line in counted)
+        path.write_text(f"import os\nimport time\n\nimport torch\n{before}{begin}{indented}{after}")
     return folder
 
 

@@ -1,8 +1,6 @@
-"""Small images, and data sets of every kind, for the tests of data."""
+"""Small images, folders of them, and loaders of these, for the tests of data."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +9,15 @@ import pytest
 import tifffile
 import torch
 from PIL import Image, ImageOps
-from PIL.PngImagePlugin import PngInfo
 
 from loaders import Loader, build_loaders
 from loaders.index import Index
 from loaders.open_index import open_index
-from tests.formats import write_all
 from tests.helpers import REPOSITORY, make_config
 
-NUM_VAL, NUM_TRAIN = 7, 22
 FOLDERS = ["data=imagefolder", "data.random_resized_crop=null", "data.hflip=0", "model=small_cnn"]
 """Overrides that read class folders without augmentation, and train the small CNN."""
 PLAIN = ["data.mean=null", "data.std=null", "data.resize=null"]
-CROPPED = ["data.crop=[32,32]", "global_batch_size=4"]
-RESIZED_CROPS = ["data.random_resized_crop=[0.3,1]", "data.random_crop=false"]
-TURNED = [
-    *("data.rotation=40", "data.random_scale=[0.7,1.4]", "data.random_erasing=0.5"),
-    *("data.randaugment=[2,9]", "data.cutmix=1", "data.colour_jitter=[0.3,0.3,0.3]"),
-]
 
 
 def loaders_of(*overrides: str, rank=0, world_size=1) -> tuple[Loader, Loader]:
@@ -44,8 +33,7 @@ def index_in(loader: Loader) -> Index:
 
 def paths_in(index: Index, side: int = 0) -> list[str]:
     """The paths of the files of one side."""
-    source: Any = index.source
-    return [source.path(sample, side) for sample in range(len(index))]
+    return [index.name_of(sample, side) for sample in range(len(index))]
 
 
 def index_of(*overrides: str) -> tuple[Index, Index]:
@@ -70,10 +58,19 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> np.ndar
 
 
 def save_tiff(path: Path, image: np.ndarray, **options: Any) -> None:
-    """Write an image of any number of channels, which follow each other in each pixel."""
+    """Write an image of any number of channels, by default grey ones, interleaved."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    interleaved = {"photometric": "minisblack", "planarconfig": "contig"}
-    tifffile.imwrite(path, image, **(interleaved | options))
+    if options.get("planarconfig") == "separate":
+        image = np.moveaxis(image, -1, 0)
+    grey: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig"}
+    tifffile.imwrite(path, image.squeeze(), **(grey | options))
+
+
+def turned(orientation: int) -> Image.Exif:
+    """The tag of a photo that is stored so."""
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    return exif
 
 
 def make_photos(root: Path, count: int) -> Path:
@@ -112,149 +109,6 @@ def photos_in(root: Path, *more: str) -> list[str]:
     """Overrides that read class folders in centre crops of 40x40 pixels, in batches of four."""
     options = [*FOLDERS, "data.resize=null", "data.crop=[40,40]", "global_batch_size=4"]
     return [*options, *reading(root), *more]
-
-
-# Kinds of data. Each function writes one below a folder.
-
-
-def spoil_file(index: Index, sample: int) -> None:
-    """Damage one file of a sample, the target's if it has one."""
-    file = Path(paths_in(index, len(index.sides) - 1)[sample])
-    content = file.read_bytes()
-    file.unlink()  # it may be mapped into memory
-    file.write_bytes(content[: 2 * len(content) // 3])
-
-
-@dataclass
-class Data:
-    """A data set on disk, and what its files hold."""
-
-    options: list[str]
-    inputs: dict[str, np.ndarray] = field(default_factory=dict)
-    """(height, width, C) in [0, 1], upright, by file name."""
-    targets: dict[str, Any] = field(default_factory=dict)
-    copy_of: str = ""
-    """The kind of data whose samples it has in another form."""
-    spoil: Callable[[Index, int], None] = spoil_file
-    """Function that damages a sample."""
-
-
-def common(root: Path) -> list[str]:
-    """Overrides that read the data set of a kind in this folder."""
-    is_split = (root / "test").is_dir()
-    return reading(root, *([] if is_split else [f"data.val_count={NUM_VAL}"]))
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x112] = orientation
-    return exif
-
-
-# Names of files that decoders read in different ways, what Pillow writes them with, and changes.
-JPEGS: list[tuple[str, str, dict[str, Any]]] = [
-    ("plain.jpg", "RGB", {}),
-    ("progressive.jpg", "RGB", {"progressive": True}),
-    ("profile.jpg", "RGB", {"icc_profile": bytes(20_000)}),
-    ("stray.jpg", "RGB", {}),
-    ("behind.jpg", "RGB", {}),
-]
-XMP = PngInfo()
-XMP.add_itxt(
-    "XML:com.adobe.xmp",
-    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>',
-)
-# The bytes at their ends belong to later frames.
-MOVING = {"save_all": True, "append_images": [Image.new("RGB", (40, 40))]}
-OTHERS: list[tuple[str, str, dict[str, Any]]] = [
-    ("grey.png", "L", {}),
-    ("palette.png", "P", {}),
-    ("translucent.png", "RGBA", {}),
-    ("turned.png", "RGB", {"exif": turned(6)}),
-    ("xmp.png", "RGB", {"pnginfo": XMP}),
-    ("moving.png", "RGB", MOVING),
-    ("turned.webp", "RGB", {"exif": turned(5), "lossless": True}),
-    ("cut.png", "RGB", {}),
-    ("late.png", "RGB", {**MOVING, "default_image": True}),
-    ("plain.bmp", "RGB", {}),
-    ("cmyk.jpg", "CMYK", {"quality": 90}),
-    ("bits.tif", "1", {}),
-    ("turned.tif", "RGB", {"compression": "lzma", "tiffinfo": {0x112: 8}}),
-    ("deep.tif", "RGB", {}),  # of 16 bits
-]
-CHANGES: dict[str, Callable[[bytes], bytes]] = {
-    "stray.jpg": lambda content: content[:20] + b"\0\0\0" + content[20:],  # DALI refuses it
-    "behind.jpg": lambda content: content + b"behind the end",
-    "cut.png": lambda content: content[:-12],  # the last chunk is missing
-}
-
-
-NOT_BY_DALI = (
-    *("translucent.png", "moving.png", "cut.png", "late.png", "turned.webp"),
-    *("bits.tif", "turned.tif", "stray.jpg", "xmp.png"),
-)
-
-
-def photos(root: Path, by_dali: bool = False) -> Data:
-    """JPEGs with any orientation, 0 and 9 too, and other forms of files, in three class folders."""
-    data = Data([*FOLDERS, *PLAIN])
-    forms = OTHERS + 3 * JPEGS
-    if by_dali:
-        forms = [form for form in OTHERS + 6 * JPEGS if form[0] not in NOT_BY_DALI]
-    for number, (form, mode, options) in enumerate(forms[: NUM_VAL + NUM_TRAIN]):
-        image = Image.fromarray(smooth(number, 45 + number, 80 - number))
-        if form.endswith("jpg") and mode == "RGB":
-            options = options | {"exif": turned(number % 10), "quality": 90}
-        name, label = f"bild-ä {number} {form}", f"class {number % 3}"
-        path = root / label / name
-        data.inputs[name], data.targets[name] = save(path, image.convert(mode), **options), label
-        if change := CHANGES.get(form):
-            path.write_bytes(change(path.read_bytes()))
-        if form == "deep.tif":
-            tifffile.imwrite(path, 257 * np.asarray(image, np.uint16), photometric="rgb")
-    return data
-
-
-TIFFS: list[dict[str, Any]] = [
-    {},
-    {"planarconfig": "separate"},
-    {"compression": "lzw", "predictor": 2},
-    {"compression": "deflate"},
-    {"compression": "lzma"},
-    {"byteorder": ">"},
-    {"photometric": "rgb"},  # the rest has three channels
-    {"photometric": "rgb", "extratags": [(0x112, 3, 1, 3, True)]},  # turned by 180 degrees
-    {"photometric": "cielab"},
-]
-
-
-def cells(root: Path, channels: int, dtype: str, kinds: Sequence[dict[str, Any]]) -> Data:
-    """TIFFs of these kinds in turn."""
-    data, largest = Data(["data=cells", *PLAIN]), np.iinfo(dtype).max
-    for number in range(NUM_VAL + NUM_TRAIN):
-        random, size = np.random.default_rng(number), (45, 48, channels)
-        image = random.integers(0, largest, size, dtype=dtype, endpoint=True)
-        name, label, kind = f"{number}.tif", "ab"[number % 2], kinds[number % len(kinds)]
-        stored = np.moveaxis(image, -1, 0) if "planarconfig" in kind else image
-        save_tiff(root / label / name, stored.squeeze(), **kind)
-        data.inputs[name], data.targets[name] = image / np.float32(largest), label
-    return data
-
-
-def all_formats(root: Path, first: bool, background: list[int]) -> Data:
-    """Photos in the first or in the last of all formats and modes; some are transparent."""
-    data = Data([*FOLDERS, *PLAIN, f"data.background={background}"])
-    written = write_all(root / "a", background)
-    (root / "b").mkdir()
-    num_files = NUM_VAL + NUM_TRAIN
-    names = [*written][:num_files] if first else [*written][-num_files:]
-    for number, name in enumerate(written):
-        if name not in names:
-            (root / "a" / name).unlink()
-            continue
-        data.inputs[name], data.targets[name] = written[name] / np.float32(255), "ab"[number % 2]
-        (root / "a" / name).rename(root / "ab"[number % 2] / name)
-    return data
 
 
 def small_digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -1,40 +1,131 @@
-"""Data sets of every kind that a project reads, and ways to read them."""
+"""Data sets of every kind that a project reads, ways to read them, and what their samples are."""
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
+from loaders import Loader, build_loaders
+from loaders.index import Index
 from tests.formats import write_all
 from tests.helpers import make_config
 from tests.images import (
-    CROPPED,
-    NUM_TRAIN,
-    NUM_VAL,
+    FOLDERS,
     PLAIN,
-    TIFFS,
-    Data,
-    all_formats,
-    cells,
-    common,
-    photos,
+    index_in,
+    paths_in,
     reading,
     save,
+    save_tiff,
     smooth,
+    turned,
 )
 from tests.rows import rows
+
+NUM_VAL, NUM_TRAIN = 7, 22
+NUM_FILES = NUM_VAL + NUM_TRAIN
+WHITE = (255, 255, 255)
+
+
+def spoil_file(index: Index, sample: int) -> None:
+    """Damage one file of a sample, the target's if it has one."""
+    file = Path(paths_in(index, len(index.sides) - 1)[sample])
+    content = file.read_bytes()
+    file.unlink()  # it may be mapped into memory
+    file.write_bytes(content[: 2 * len(content) // 3])
+
+
+@dataclass
+class Data:
+    """A data set on disk, and what its files hold."""
+
+    options: list[str]
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    """(height, width, C) in [0, 1], upright, by file name."""
+    targets: dict[str, Any] = field(default_factory=dict)
+    copy_of: str = ""
+    """The kind of data whose samples it has in another form."""
+    spoil: Callable[[Index, int], None] = spoil_file
+    """Function that damages a sample."""
+
+
+def common(root: Path) -> list[str]:
+    """Overrides that read the data set of a kind in this folder."""
+    is_split = (root / "test").is_dir()
+    return reading(root, *([] if is_split else [f"data.val_count={NUM_VAL}"]))
+
+
+JPEGS: list[tuple[str, dict[str, Any]]] = [
+    ("plain", {}),
+    ("progressive", {"progressive": True}),
+    ("profile", {"icc_profile": bytes(20_000)}),
+    ("behind", {}),
+]
+READ_BY_DALI = ["grey 8.png", "palette 8.png", "bmp rgb.png", "turned.JPEG"]
+READ_BY_DALI += ["cmyk.jpg", "rgb little.tif"]
+
+
+def photos(root: Path, chosen: slice | list[str], background: Sequence[int] = WHITE) -> Data:
+    """Files of these formats, and JPEGs with any orientation, 0 and 9 too, in three classes."""
+    data = Data([*FOLDERS, *PLAIN, f"data.background={[*background]}"])
+    written = write_all(folder := root.with_name(f"all of {root.name}"), background)
+    names = chosen if isinstance(chosen, list) else [*written][chosen]
+    for number in range(NUM_FILES):
+        label = f"class {number % 3}"
+        if number < len(names):
+            path = root / label / f"bild-ä {names[number]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (folder / names[number]).rename(path)
+            data.inputs[path.name] = written[names[number]] / np.float32(255)
+        else:
+            form, options = JPEGS[number % len(JPEGS)]
+            path = root / label / f"bild-ä {number} {form}.jpg"
+            options = options | {"exif": turned(number % 10), "quality": 90}
+            data.inputs[path.name] = save(path, smooth(number, 45 + number, 80 - number), **options)
+            if form == "behind":
+                path.write_bytes(path.read_bytes() + b"behind the end")
+        data.targets[path.name] = label
+    return data
+
+
+TIFFS: list[dict[str, Any]] = [
+    {},
+    {"planarconfig": "separate"},
+    {"compression": "lzw", "predictor": 2},
+    {"compression": "deflate"},
+    {"compression": "lzma"},
+    {"byteorder": ">"},
+    {"photometric": "rgb"},  # the rest has three channels
+    {"photometric": "rgb", "extratags": [(0x112, 3, 1, 3, True)]},  # turned by 180 degrees
+    {"photometric": "cielab"},
+]
+
+
+def cells(root: Path, channels: int, dtype: str, tiffs: Sequence[dict[str, Any]]) -> Data:
+    """TIFFs of these kinds in turn."""
+    data, largest = Data(["data=cells", *PLAIN]), np.iinfo(dtype).max
+    for number in range(NUM_FILES):
+        random, size = np.random.default_rng(number), (45, 48, channels)
+        image = random.integers(0, largest, size, dtype=dtype, endpoint=True)
+        name, label = f"{number}.tif", "ab"[number % 2]
+        save_tiff(root / label / name, image, **tiffs[number % len(tiffs)])
+        data.inputs[name], data.targets[name] = image / np.float32(largest), label
+    return data
 
 
 def pairs(root: Path, factor: int = 1) -> Data:
     """Pairs whose targets are `factor` times as large as the inputs."""
     data = Data(["data=pairs", "data.input_dir=blurry", "data.target_dir=sharp"])
     data.options += ["data.value_range=[0,1]"]
-    for number in range(NUM_VAL + NUM_TRAIN):
+    for number in range(NUM_FILES):
         folder = root / ("test" if number < NUM_VAL else "train")
         name, height = f"{number}.png", 41 + number % 3
         image = smooth(number, height, 50)
@@ -46,32 +137,10 @@ def pairs(root: Path, factor: int = 1) -> Data:
 
 def pairs_of_all_formats(root: Path) -> Data:
     """Each target is a copy of its input."""
-    data = Data(["data=pairs", "data.value_range=[0,1]"])
-    written = write_all(root / "input", background=[255, 255, 255])
-    for name in [*written][NUM_VAL + NUM_TRAIN :]:
-        (root / "input" / name).unlink()
-    for name in [*written][: NUM_VAL + NUM_TRAIN]:
-        data.inputs[name] = data.targets[name] = written[name] / np.float32(255)
+    images = photos(root / "input", slice(NUM_FILES)).inputs
     shutil.copytree(root / "input", root / "target")
-    return data
-
-
-def split_folders(write: Callable[[Path], Data], root: Path) -> list[str]:
-    """Write data of a kind into train/, val/ and test/; returns the overrides that read it."""
-    for split in ("train", "val", "test"):
-        data = write(root / split)
-    return [*data.options, *reading(root), *CROPPED]
-
-
-def without_val(root: Path) -> None:
-    shutil.rmtree(root / "val")
-
-
-def split_pairs(root: Path) -> list[str]:
-    """Pairs in all splits; returns the overrides that read them."""
-    data = pairs(root)
-    shutil.copytree(root / "test", root / "val")
-    return [*data.options, *reading(root), *CROPPED]
+    shutil.rmtree(root / "all of input")
+    return Data(["data=pairs", "data.value_range=[0,1]"], images, images)
 
 
 CLASSES, IGNORED = (0, 1, 7, 200), 255  # far apart, so that a mixture is a new one
@@ -82,7 +151,7 @@ def masks(root: Path) -> Data:
     data = Data(["data=masks", f"data.ignore_index={IGNORED}", *PLAIN])
     (root / "masks").mkdir(parents=True)
     types = {1: np.uint16, 4: np.int32, 5: np.bool_}
-    for number in range(NUM_VAL + NUM_TRAIN):
+    for number in range(NUM_FILES):
         random, height = np.random.default_rng(number), 40 + 4 * (number % 3)
         mask = random.choice([*CLASSES, IGNORED], (height // 4, 14)).astype(np.uint8)
         mask = mask.repeat(4, axis=0).repeat(4, axis=1)
@@ -105,7 +174,7 @@ def masks(root: Path) -> Data:
 def table(root: Path, labels: Sequence[str]) -> Data:
     """Images whose labels are in a CSV file."""
     data = Data(["data=table", "model=small_cnn", f"data.table={root}.csv", *PLAIN])
-    for number in range(NUM_VAL + NUM_TRAIN):
+    for number in range(NUM_FILES):
         name = f"{number}.png"
         data.inputs[name] = save(root / name, smooth(number, 42, 44))
         data.targets[name] = labels[number % len(labels)]
@@ -114,26 +183,11 @@ def table(root: Path, labels: Sequence[str]) -> Data:
     return data
 
 
-def split_table(root: Path, labels: Sequence[str]) -> list[str]:
-    """A table with a column of all splits; returns the overrides that read it."""
-    data, path = table(root, labels), Path(f"{root}.csv")
-    head, *lines = path.read_text().splitlines()
-    splits = [("train", "val", "test", "train")[number % 4] for number in range(len(lines))]
-    lines = [f"{line},{split}" for line, split in zip(lines, splits, strict=True)]
-    path.write_text("\n".join([f"{head},split", *lines]))
-    return [*data.options, *reading(root), *CROPPED]
-
-
-def without_val_rows(root: Path) -> None:
-    path = Path(f"{root}.csv")
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if not line.endswith(",val")))
-
-
 def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
     """The same data in shards of a few samples."""
     data = write(files := root.parent / "files" / root.name)
-    import_module("tests.shards").shard(make_config(*data.options, *common(files)).data, root)
+    packed = make_config(*data.options, *common(files)).data
+    import_module("loaders.shards").pack_shards(packed, str(root), "0.02")
     data.options += options
     data.spoil = spoil
     return data
@@ -141,16 +195,16 @@ def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
 
 def spoil(index: Any, sample: int) -> None:
     """Damage the bytes of the target of a sample, or of its image."""
-    spans = index.source.columns.of_sides("spans")[-1]
+    spans = index.columns.of_sides("spans")[-1]
     shard, start, length, _ = spans[sample].item()
-    path = index.source.copies.path(shard)
+    path = index.copies.path(shard)
     damaged = bytearray(path.read_bytes())
     damaged[start + length - 10] ^= 1
     path.write_bytes(damaged)
 
 
 def photos_in_shards(root: Path) -> Data:
-    data = sharded(root, photos)
+    data = sharded(root, KINDS["photos"])
     data.copy_of = "photos"
     return data
 
@@ -159,68 +213,124 @@ def masks_in_windows(root: Path) -> Data:
     return sharded(root, masks, "data.shuffle=window", "data.shuffle_window=2")
 
 
-SEVERAL = ("cat;dog", "dog", ";", "cow; cat")
-NUMBERS = [f"{number}.25" for number in range(50)]
-one_channel = partial(cells, channels=1, dtype="uint8", kinds=TIFFS[:4])
 five_channels = partial(cells, channels=5, dtype="uint16")
-# name of the kind -> the function that writes it
-KINDS: dict[str, Callable[[Path], Data]] = dict(
-    [
-        ("photos", photos),
-        ("photos that DALI reads", partial(photos, by_dali=True)),
-        ("cells that DALI reads", partial(five_channels, kinds=[{}, *TIFFS[2:4], *TIFFS[5:6]])),
-        ("formats", partial(all_formats, first=True, background=[255, 255, 255])),
-        ("other formats", partial(all_formats, first=False, background=[10, 200, 70])),
-        (
-            "cells of 8 bits, not compressed",
-            partial(cells, channels=5, dtype="uint8", kinds=[{}]),
-        ),
-        ("cells of 16 bits", partial(five_channels, kinds=TIFFS[:6])),
-        ("cells of three channels", partial(cells, channels=3, dtype="uint16", kinds=TIFFS)),
-        ("cells of one channel", one_channel),
-        *rows(
+KINDS: dict[str, Callable[[Path], Data]] = {
+    "photos": partial(photos, chosen=[]),
+    "photos that DALI reads": partial(photos, chosen=READ_BY_DALI),
+    "cells that DALI reads": partial(five_channels, tiffs=[{}, *TIFFS[2:4], *TIFFS[5:6]]),
+    "formats": partial(photos, chosen=slice(NUM_FILES)),
+    "other formats": partial(photos, chosen=slice(NUM_FILES, None), background=[10, 200, 70]),
+    "cells of 8 bits, not compressed": partial(cells, channels=5, dtype="uint8", tiffs=[{}]),
+    "cells of 16 bits": partial(five_channels, tiffs=TIFFS[:6]),
+    "cells of three channels": partial(cells, channels=3, dtype="uint16", tiffs=TIFFS),
+    "cells of one channel": partial(cells, channels=1, dtype="uint8", tiffs=TIFFS[:4]),
+    **dict(
+        rows(
             ("pairs", pairs),
             ("pairs, targets twice as large", partial(pairs, factor=2)),
             ("pairs of all formats", pairs_of_all_formats),
             ("masks", masks),
             needs="data=pairs",
-        ),
-        *rows(
-            ("several labels", partial(table, labels=SEVERAL)),
-            ("numbers", partial(table, labels=NUMBERS)),
+        )
+    ),
+    **dict(
+        rows(
+            ("several labels", partial(table, labels=("cat;dog", "dog", ";", "cow; cat"))),
+            ("numbers", partial(table, labels=[f"{number}.25" for number in range(50)])),
             needs="data=table",
-        ),
-    ]
-)
-ARCHIVED: dict[str, Callable[[Path], Data]] = dict(
+        )
+    ),
+}
+"""Name of a kind of data in files -> function that writes it below a folder."""
+IN_SHARDS: dict[str, Callable[[Path], Data]] = dict(
     [
         *rows(("photos in shards", photos_in_shards), needs="loaders.shards"),
         *rows(("masks in shards, in windows", masks_in_windows), needs="loaders.shards data=masks"),
     ]
 )
-# name of the kind -> the function that writes it in all splits, and the one that removes val
-SPLIT = dict(
-    [
-        ("photos", (partial(split_folders, photos), without_val)),
-        ("cells", (partial(split_folders, one_channel), without_val)),
-        *rows(
-            ("pairs", (split_pairs, without_val)),
-            ("masks", (partial(split_folders, masks), without_val)),
-            needs="data=pairs",
-        ),
-        *rows(
-            ("several labels", (partial(split_table, labels=SEVERAL), without_val_rows)),
-            ("numbers", (partial(split_table, labels=NUMBERS), without_val_rows)),
-            needs="data=table",
-        ),
-    ]
-)
-# name of a way to read files -> the overrides that choose it
 OTHERS = dict(rows(("dali", ["loader=dali", "loader.num_threads=2"])))
 READERS = {
     "threads": ["loader=pytorch", "loader.num_threads=2"],
     "workers": ["loader=pytorch", "loader.num_workers=2"],
     **OTHERS,
 }
+"""Name of a way to read files -> the overrides that choose it."""
 COPIES = dict(rows(("packed", ["loader=packed"])))
 """Those that read pixels which were stored before."""
+CROPS = ["data.crop=[24,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
+
+
+class Sample(NamedTuple):
+    name: str
+    row: np.void
+    inputs: Tensor
+    target: Tensor
+
+
+class Place:
+    """A kind of data in a folder, its loaders and, by split, the names of its files."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "data"
+        self.data = (KINDS | IN_SHARDS)[kind](self.root)
+        self.epochs: dict[tuple[object, ...], list[Sample]] = {}
+        self.names = {
+            index_in(loader).name: [Path(file).name for file in paths_in(index_in(loader))]
+            for loader in self.loaders("threads")
+        }
+
+    def loaders(self, way: str, *more: str, rank=0, num_ranks=1) -> tuple[Loader, Loader]:
+        """Those of training and validation, in batches of four random crops of 24x32 pixels."""
+        options = (*self.data.options, *CROPS, *common(self.root), *(READERS | COPIES)[way])
+        out = self.folder / f"pack {' '.join(more)}".replace("=", " ")
+        options += (f"loader.pack='{out}'",) * (way in COPIES)
+        cfg = make_config(*options, "global_batch_size=4", *more)
+        if way in COPIES:
+            import_module("loaders.pack").pack(cfg.data, out)
+        return build_loaders(cfg, torch.device("cpu"), rank, num_ranks)
+
+    def read(self, loader: Loader, epoch: int | None = 0) -> list[Sample]:
+        """The samples of an epoch."""
+        loader.set_epoch(epoch or 0)
+        names, found = self.names[index_in(loader).name], []
+        for batch in loader:
+            rows = loader.last_rows
+            in_order = [names[sample] for sample in rows["sample"]]
+            found += [Sample(*one) for one in zip(in_order, rows, *batch, strict=True)]
+        return found
+
+    def epoch(self, way: str, epoch: int | None, *more: str) -> list[Sample]:
+        """An epoch of training, or (None) the validation, by one process."""
+        if (way, epoch, *more) not in self.epochs:
+            loader = self.loaders(way, *more)[epoch is None]
+            self.epochs[way, epoch, *more] = self.read(loader, epoch)
+        return self.epochs[way, epoch, *more]
+
+    def assert_right(self, loader: Loader, sample: Sample) -> None:
+        """Inputs and target are what the files hold in the rectangle of the row."""
+        stored = self.data.targets[sample.name]
+        target = expected_target(loader, stored, sample.row)
+        expected = [cut_out(self.data.inputs[sample.name], sample.row), target]
+        atol = 4.01 / 255 if sample.name.endswith("jpg") else 1e-5
+        torch.testing.assert_close([*sample[2:]], expected, rtol=0, atol=atol, msg=sample.name)
+
+
+def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
+    """The rectangle of a row of the plan, flipped, as (C, H, W), or (H, W) of a mask."""
+    y, x, height, width = (factor * int(row[key]) for key in ("y", "x", "height", "width"))
+    image = image[y : y + height, x : x + width]
+    image = image[::-1] if row["vflip"] else image
+    image = image[:, ::-1] if row["hflip"] else image
+    return torch.from_numpy((image if image.ndim == 2 else np.moveaxis(image, -1, 0)).copy())
+
+
+def expected_target(loader: Loader, target: Any, row: np.void) -> Tensor:
+    if isinstance(target, np.ndarray):
+        return cut_out(target, row, max(side.size_factor for side in index_in(loader).sides))
+    kind = loader.info.target.kind if loader.info.target else ""
+    if kind == "labels":
+        return torch.tensor(loader.info.classes.index(target))
+    if kind == "several labels":
+        names = target.replace(" ", "").split(";")
+        return torch.tensor([float(name in names) for name in loader.info.classes])
+    return torch.tensor([float(target)])

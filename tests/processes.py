@@ -9,22 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 
-from tests.helpers import REPOSITORY, has_ranks, script_for
+from tests.helpers import REPOSITORY, folder_with, has_ranks, must_be_merged, script_for
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 LIMIT_S = 240.0
 """For what would not come at all: no test is about how long something takes."""
-
-Watch = Callable[[str], AbstractContextManager]
 
 STARTED: list[ForkServerProcess] = []
 """By the current test; conftest.py kills those that are left after it."""
@@ -73,11 +70,7 @@ def print_to(path: Path) -> None:
 
 
 def run_as_main(
-    command: list[str],
-    env: dict[str, str],
-    prints: Path,
-    folder: Path = REPOSITORY,
-    watch: Watch = nullcontext,
+    command: list[str], env: dict[str, str], prints: Path, folder: Path = REPOSITORY
 ) -> None:
     """Run a command line, as after `python`, in this process, which prints to a file."""
     os.chdir(folder)
@@ -91,27 +84,22 @@ def run_as_main(
     print_to(prints)
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
-    with watch(command[0]):
-        if is_module:
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
+    if is_module:
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
 
 
 def start(
-    command: list[str],
-    prints: Path,
-    num_ranks: int | None = None,
-    folder: Path = REPOSITORY,
-    watch: Watch = nullcontext,
+    command: list[str], prints: Path, num_ranks: int | None = None, folder: Path = REPOSITORY
 ) -> tuple[list[ForkServerProcess], list[Path]]:
     """Start a command line, as after `python`, on each rank of a group, on the CPU.
 
-    The script runs inside `watch(script)`; with `num_ranks=None` as `python` starts it.
-
     Returns:
-        The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to.
+        The process of each rank, forked, and the file `PRINTS-RANK.txt` that it prints to;
+        with `num_ranks=None` the one that `python` starts.
     """
+    prints.parent.mkdir(parents=True, exist_ok=True)
     script, env = script_for(command[0], folder), dict(ENVIRONMENT)
     if num_ranks is not None:
         env |= {"WORLD_SIZE": f"{num_ranks}", "MASTER_ADDR": "127.0.0.1"}
@@ -120,43 +108,9 @@ def start(
     processes = []
     for rank, path in enumerate(paths):
         ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if num_ranks is not None else {}
-        arguments = [script, *command[1:]], env | ranks, path, folder, watch
+        arguments = [script, *command[1:]], env | ranks, path, folder
         processes.append(start_process(run_as_main, *arguments))
     return processes, paths
-
-
-def fork(
-    script: str,
-    output_dir: Path,
-    *overrides: str,
-    folder: Path = REPOSITORY,
-    num_ranks: int | None = None,
-) -> tuple[list[ForkServerProcess], list[Path]]:
-    """Start an entry point quickly, as `start()` does; by default on two ranks if it has any."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    command = [script, f"output_dir={output_dir}", *overrides]
-    prints = output_dir.with_name(f"{output_dir.name}-{script}")
-    return start(command, prints, num_ranks or (2 if has_ranks(script) else None), folder)
-
-
-def run_to_end(*arguments: Any, **options: Any) -> tuple[list[int | None], list[str]]:
-    """Exit codes and prints of all ranks that `fork()` starts."""
-    processes, prints = fork(*arguments, **options)
-    return join(processes), [path.read_text() for path in prints]
-
-
-def train(
-    script: str,
-    output_dir: Path,
-    *overrides: str,
-    folder: Path = REPOSITORY,
-    num_ranks: int | None = None,
-    code: int = 0,
-) -> str:
-    """Run what `fork()` starts to its end, with this exit code; returns what rank 0 printed."""
-    codes, texts = run_to_end(script, output_dir, *overrides, folder=folder, num_ranks=num_ranks)
-    assert set(codes) == {code}, "\n".join([f"{script}: {codes}", *texts])
-    return texts[0]
 
 
 def execute(
@@ -173,11 +127,41 @@ def execute(
     return texts[0]
 
 
-@contextmanager
-def cpu_with(features: dict[str, bool], script: str) -> Iterator[None]:
-    """Run a script as if torch found these instructions on this CPU; to be bound for `start()`."""
-    with mock.patch("torch.cpu.get_capabilities", return_value=features):
-        yield
+def fork(
+    script: str,
+    output_dir: Path,
+    *overrides: str,
+    folder: Path | None = None,
+    num_ranks: int | None = None,
+    loop: Sequence[str] = (),
+    edits: Sequence[tuple[str, str]] = (),
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start an entry point as `start()` does, by default on two ranks if it has any.
+
+    A script with `loop` or `edits`, as of `folder_with()`, and one that must be merged, lies in a
+    folder beside the run's, where it is found again when the run goes on.
+    """
+    if folder is None:
+        folder = REPOSITORY
+        if loop or edits or must_be_merged(script):
+            place = output_dir.with_name(f"{output_dir.name} of {script}")
+            folder = folder_with(place, script, *edits, loop=loop)
+    command = [script, f"output_dir={output_dir}", *overrides]
+    prints = output_dir.with_name(f"{output_dir.name}-{script}")
+    return start(command, prints, num_ranks or (2 if has_ranks(script) else None), folder)
+
+
+def run_to_end(*arguments: Any, **options: Any) -> tuple[list[int | None], list[str]]:
+    """Exit codes and prints of all ranks that `fork()` starts."""
+    processes, prints = fork(*arguments, **options)
+    return join(processes), [path.read_text() for path in prints]
+
+
+def train(script: str, output_dir: Path, *overrides: str, code: int = 0, **options: Any) -> str:
+    """Run what `fork()` starts to its end, with this exit code; returns what rank 0 printed."""
+    codes, texts = run_to_end(script, output_dir, *overrides, **options)
+    assert set(codes) == {code}, "\n".join([f"{script}: {codes}", *texts])
+    return texts[0]
 
 
 def without_reader(*command: str) -> tuple[int, bytes]:

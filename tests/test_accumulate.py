@@ -1,6 +1,6 @@
 """`accumulate_steps=auto`: the fewest micro-batches that fit, found without a trace."""
 
-from pathlib import Path
+import re
 from unittest.mock import Mock, patch
 
 import pytest
@@ -10,9 +10,8 @@ from runtime import build_optimizer
 from runtime.accumulate import MicroBatches
 from runtime.process_group import ProcessGroup
 from runtime.progress import Progress
-from tests.faults import script_with
-from tests.helpers import folder_with, make_config
-from tests.processes import run_to_end, train
+from tests.helpers import make_config
+from tests.processes import train
 from tests.results import assert_same_state, values_of
 
 OPTIONS = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=64"]
@@ -44,10 +43,9 @@ BACKWARD = f"""def full(grad):
             outputs.register_hook(full)"""
 
 
-def capped(folder: Path, script: str, lines: str) -> Path:
-    """A folder with a script whose last rank runs out of memory."""
-    place = "    # your own: loggers, callbacks\n"
-    return folder_with(folder / "s", script, (place, CAP.format(lines=lines)))
+def capped(lines: str) -> list[tuple[str, str]]:
+    """Edits of a script whose last rank runs out of memory."""
+    return [("    # your own: loggers, callbacks\n", CAP.format(lines=lines))]
 
 
 @pytest.mark.parametrize(
@@ -60,54 +58,47 @@ def capped(folder: Path, script: str, lines: str) -> Path:
 def test_what_was_tried_leaves_no_trace_in_the_run(num_ranks, script, lines, tmp_path) -> None:
     """Its bits are those of the number given by hand, in two epochs; one of two ranks lacks the
     memory."""
-    number, folder = 8 // num_ranks, capped(tmp_path, script, lines)
+    number, edits = 8 // num_ranks, capped(lines)
     options = [*OPTIONS, "amp.dtype=float16", "epoch_steps=2"]
     auto, given = tmp_path / "auto", tmp_path / "given"
-    text = train(script, auto, *options, AUTO, folder=folder)
-    train(script, given, *options, f"accumulate_steps={number}", folder=folder)
+    text = train(script, auto, *options, AUTO, edits=edits)
+    train(script, given, *options, f"accumulate_steps={number}", edits=edits)
     assert text.count(f"accumulate_steps=auto: {number} parts with 8 of") == 1
     assert f"accumulate_steps={number // 2} does not fit on rank {num_ranks - 1}" in text
     assert_same_state(auto, given)
     assert values_of(auto, "train/loss") == values_of(given, "train/loss")
 
 
+@pytest.mark.slow
 def test_a_resume_has_the_number_of_its_checkpoint_on_as_many_ranks_alone(tmp_path) -> None:
     script, run = "train_ddp_accumulate.py", tmp_path / "run"
-    folder = capped(tmp_path, script, FORWARD)
-    for num_ranks, max_steps, number in [(2, 2, 4), (2, 4, 0), (1, 6, 8)]:
+    for num_ranks, max_steps, numbers in [(2, 2, ["4"]), (2, 4, []), (1, 6, ["8"])]:
         options = [*OPTIONS, AUTO, "resume=auto", f"max_steps={max_steps}"]
-        codes, texts = run_to_end(script, run, *options, folder=folder, num_ranks=num_ranks)
-        assert not any(codes), texts
-        found = [line for line in texts[0].splitlines() if AUTO in line and "parts" in line]
-        assert [line.split("=auto: ")[1].split()[0] for line in found] == [str(number)] * (
-            number > 0
-        )
+        text = train(script, run, *options, edits=capped(FORWARD), num_ranks=num_ranks)
+        assert re.findall(r"=auto: (\d+) parts", text) == numbers
 
 
-def test_a_batch_of_one_part_is_not_cut() -> None:
-    """Its values may have different first dimensions, as the boxes of several images have."""
-    run = Mock(cfg=make_config("accumulate_steps=1"), progress=Progress(), group=ProcessGroup())
-    batch = torch.zeros(4, 3), torch.zeros(11, 4)
-    [whole] = MicroBatches(run, torch.nn.Linear(1, 1), Mock()).of([batch])
-    assert whole is batch
+ODD = ["model.kwargs.batch_norm=false", "global_batch_size=67"]
+KEYS = ["(train.py:", AUTO, "train_recompute.py", "train_amp.py"]
+KEYS += ["train_fsdp.py and a smaller global_batch_size"]
 
 
 @pytest.mark.parametrize(
-    ("most", "code", "shown"), [(8, 0, "global_batch_size=67"), (0, 2, "accumulate_margin=0.1")]
+    ("script", "options", "most", "code", "shown"),
+    [
+        ("train_accumulate.py", [AUTO, *ODD], 8, 0, ["global_batch_size=67"]),
+        ("train_accumulate.py", [AUTO, *ODD], 0, 2, ["accumulate_margin=0.1"]),
+        ("train_fsdp_accumulate.py", [AUTO], 8, 2, [f"{AUTO} does not work with FSDP; give a"]),
+        ("train.py", [], 8, 2, KEYS),  # without memory
+    ],
 )
-def test_a_batch_with_few_divisors_and_one_that_does_not_fit_are_named(
-    most: int, code: int, shown: str, tmp_path
+def test_a_batch_with_few_divisors_and_what_does_not_fit_are_told(
+    script: str, options: list[str], most: int, code: int, shown: list[str], tmp_path
 ) -> None:
-    options = [*OPTIONS, AUTO, "model.kwargs.batch_norm=false", "global_batch_size=67"]
-    folder = capped(tmp_path, script := "train_accumulate.py", FORWARD.replace("> 8", f"> {most}"))
-    assert shown in train(script, tmp_path / "run", *options, folder=folder, code=code)
-
-
-def test_with_fsdp_a_number_is_asked_for(tmp_path) -> None:
-    script = "train_fsdp_accumulate.py"
-    folder = folder_with(tmp_path / "s", script)
-    text = train(script, tmp_path / "run", *OPTIONS, AUTO, folder=folder, code=2)
-    assert "accumulate_steps=auto does not work with FSDP; give a number" in text
+    edits = capped(FORWARD.replace("> 8", f"> {most}"))
+    text = train(script, tmp_path / "run", *OPTIONS, *options, edits=edits, code=code)
+    assert "Traceback" not in text
+    assert all(words in (text.splitlines()[-1] if code else text) for words in shown), text
 
 
 @pytest.mark.parametrize(("optimizer", "missing"), [("adamw", 4 * 1010), ("sgd", 0)])
@@ -125,13 +116,3 @@ def test_room_is_left_for_what_the_optimizer_will_hold(optimizer: str, missing: 
         assert [*parts.of([batch])] == [batch]
     assert reserved.call_args.args == (missing,)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_run_without_memory_names_the_place_and_the_keys_that_help(tmp_path) -> None:
-    folder = script_with(tmp_path / "s", "train.py", "if step == 3: torch.empty(1 << 50)")
-    text = train("train.py", tmp_path / "run", *OPTIONS, folder=folder, code=2)
-    assert "Traceback" not in text
-    last = text.splitlines()[-1]
-    for shown in ("(train.py:", "accumulate_steps=auto", "train_recompute.py", "train_amp.py"):
-        assert shown in last
-    assert "train_fsdp.py and a smaller global_batch_size" in last

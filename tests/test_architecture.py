@@ -3,46 +3,50 @@
 import ast
 import re
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
 
 from tests.helpers import REPOSITORY
+from tests.images import loaders_of, make_photos, photos_in
 
-ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text()
 # Hydra reads registries before it calls a main function; data.max_pixels replaces Pillow's limit.
 MAY_ACT = {"conf.schema", "loaders.images.headers"}
 MEASURES_IT = "benchmarks.loop_overhead"
 """The training loop of train.py."""
-KNOW_RANKS = ("runtime.distributed", "runtime.process_group", "runtime.fsdp")
+KNOW_RANKS = tuple(f"runtime.{name}" for name in ("distributed", "process_group", "fsdp", "shards"))
 USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import .*\bdistributed\b")
 INSIDE = re.compile(r"(?:loaders|runtime)\.\w+\.\w+")
 
 
-def rows_of(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
-    section = re.split(r"^#+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [line.partition(" <!--")[0].strip("| ").split(" | ") for line in lines[2:]]
-
-
 def layers() -> list[str]:
     """From the ground up; `models/`, `tasks/` and `runtime/` count as one with their folders."""
-    folders = [row[0].strip("`/").removesuffix(".py") for row in rows_of(ARCHITECTURE, "Folders")]
-    names = [folder.replace("/", ".") for folder in folders]
-    return [name for name in names if not name.startswith(("runtime.", "models.", "tasks."))]
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = text.partition("\n## Folders\n")[2].partition("\n## ")[0]
+    names = re.findall(r"^\| `(.+?)/?`", table, re.MULTILINE)
+    layers = [name.removesuffix(".py").replace("/", ".") for name in names]
+    return [name for name in layers if not name.startswith(("runtime.", "models.", "tasks."))]
 
 
 def read_modules() -> dict[str, ast.Module]:
     """Files that git tracks or would track, by the name of their module."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.check_output(command, cwd=REPOSITORY, text=True).splitlines()
-    paths = {name: REPOSITORY / name for name in listed if (REPOSITORY / name).is_file()}
-    return {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ast.parse(
-            path.read_text()
-        )
-        for name, path in paths.items()
-    }
+    modules = {}
+    for path in map(REPOSITORY.joinpath, listed):
+        if path.is_file():
+            name = str(path.relative_to(REPOSITORY)).removesuffix(".py").removesuffix("/__init__")
+            modules[name.replace("/", ".")] = ast.parse(path.read_text())
+    return modules
 
 
 LAYERS = layers()
@@ -113,3 +117,52 @@ def test_only_its_folders_and_scripts_know_torch_distributed() -> None:
     for module in filter(layer_of, CODE):
         is_used = USE.search(ast.unparse(MODULES[module]))
         assert not is_used or module.startswith(KNOW_RANKS), module
+
+
+@contextmanager
+def noted(path: Path) -> Iterator[None]:
+    """Append the files whose functions run, also in threads that start here, to a file."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        found.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        with path.open("a") as file:
+            file.writelines(f"{name}\n" for name in found)
+
+
+@dataclass
+class Noted(Dataset[Any]):
+    """A Dataset that notes what runs in it, in a worker process, too."""
+
+    dataset: Any
+    path: Path
+
+    def __getitems__(self, rows: Any) -> Any:
+        with noted(self.path):
+            return self.dataset.__getitems__(rows)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(workers: int, tmp_path) -> None:
+    """Besides those, only types of data and threads."""
+    photos = photos_in(make_photos(tmp_path / "photos", 40), "data.colour_jitter=[0.4,0,0]")
+    options = ["data.random_crop=true", "data.hflip=0.5", f"loader.num_workers={workers}"]
+    loader: Any = loaders_of(*photos, *options, "data.resize=50", "loader.num_threads=1")[0]
+    batches, path = loader.batches, tmp_path / "files.txt"
+    vars(batches)["dataset"] = Noted(batches.dataset, path)
+    with noted(path):
+        next(iter(loader))
+    passed = {*re.findall(rf"^{REPOSITORY}/loaders/(augment/|.*)", path.read_text(), re.MULTILINE)}
+    page = (REPOSITORY / "docs" / "loaders.md").read_text()
+    [picture] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    shown = {*re.findall(r"(?:\w+/)+(?:\w+\.py)?|(?<!/)\b\w+\.py", picture)}
+    assert shown - passed <= {"workers.py", "backends/dali.py", "shards/source.py"}
+    assert passed - shown <= {"index.py", "batch.py", "columns.py", "targets.py", "limits.py"}

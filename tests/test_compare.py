@@ -8,7 +8,7 @@ import pytest
 from tests.helpers import folder_with, has_ranks, replace
 from tests.images import small_digits
 from tests.processes import execute, train
-from tools.compare import CAUSES, Computed, first_difference
+from tools.compare import PHASES, Computed, first_difference
 
 Edits = tuple[tuple[str, str], ...]
 PLAIN = "model.kwargs.batch_norm=false"
@@ -34,7 +34,7 @@ EDITS = {
     "same": {"device, group.rank, group.world_size)": "device)"},
     "set_epoch": {"        train_loader.set_epoch(epoch)\n": ""},
     "unscale": {"            scaler.unscale_(optimizer)\n": ""},
-    "ema": {12 * " " + "ema.update(model)\n": "", **before("update", "ema.update(model)")},
+    "ema": {12 * " " + "ema.update()\n": "", **before("update", "ema.update()")},
     "rate": before("optimizer", "cfg.optimizer.lr *= group.world_size"),
     "zero_grad": {"            optimizer.zero_grad(set_to_none=True)\n": ""},
     "metrics": {"        dist.all_reduce(totals)\n": ""},
@@ -128,9 +128,10 @@ def test_scripts_without_mistakes_are_equal(script: str, more, rounding: float, 
     assert difference == ""
     assert largest < rounding
     assert max(step for step, *_ in one.values) == 2
-    assert {phase for _, phase, _ in one.values} >= CAUSES.keys()
+    assert {phase for _, phase, _ in one.values} >= {*PHASES}
 
 
+@pytest.mark.slow
 def test_two_scripts_are_compared_and_two_runs(data, tmp_path) -> None:
     """By the command line, whose scripts are processes of their own."""
     folder = folder_with(tmp_path / "s", "train.py")

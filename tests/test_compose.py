@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.helpers import REPOSITORY, SCRIPTS, commit, folder_with, replace
 from tests.processes import without_reader
 from tests.test_side_by_side import LARGEST
-from tools.compose import BASELINE, compose, find_techniques, split, unmarked_lines
+from tools.compose import BASELINE, compose, split, unmarked_lines
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +32,6 @@ EDITS = [  # a user's, in train.py
 HALVES = EDITS[::2], EDITS[1::2]  # without neighbours
 
 
-def test_a_users_edit_of_the_baseline_is_carried_into_the_largest_sets(tmp_path) -> None:
-    mine = tmp_path / "my_train.py"
-    for names, edits in product(LARGEST, (*HALVES, EDITS)):
-        shutil.copy(REPOSITORY / BASELINE, mine)
-        for old, new in edits:
-            replace(mine, old, new)
-        text = compose(list(names), onto=mine)
-        assert all(text.count(new) == 1 for _, new in edits)
-        # What the techniques changed in the baseline is what they change here, and nothing else.
-        assert unmarked_lines(split(mine.read_text())[1], split(text)[1]) == []
-
-
 @pytest.fixture
 def clone(tmp_path) -> Path:
     """A repository with copies of the scripts, and one of a user's own."""
@@ -56,42 +43,33 @@ def clone(tmp_path) -> Path:
     return tmp_path
 
 
-def run_compose(*arguments: str, folder: Path = REPOSITORY) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """Exit code, prints and errors of tools.compose, as a user runs it."""
     command = [sys.executable, "-m", "tools.compose", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 
-def update(clone: Path) -> tuple[int, str, str]:
-    return run_compose("--update", folder=clone)
-
-
-def test_a_file_is_a_technique_and_a_script_of_a_users_own_is_none(clone: Path) -> None:
-    shutil.copy(clone / "train_amp.py", clone / "train_mine.py")
-    replace(clone / "train_mine.py", "every technique.", "every technique but `dp`.")
-    (clone / "train_half_written.py").write_text("def main(\n")
-    found = find_techniques(clone)
-    assert set(found) == {*TECHNIQUES, "mine"}
-    assert (found["mine"], found["amp"]) == ({"dp"}, set())
-
-
-def test_edits_of_the_baseline_are_brought_to_all_scripts_however_often(clone: Path) -> None:
-    """One before it is committed, and one after that; a merge does not wait for either."""
+def test_edits_of_the_baseline_are_brought_to_all_scripts_and_to_the_largest_sets(clone) -> None:
+    """Some before they are committed, and some after that; a merge does not wait for either."""
     for edits, is_committed in zip(HALVES, (False, True), strict=True):
         for old, new in edits:
             replace(clone / BASELINE, old, new)
         if is_committed:
             commit(clone)
-        _, merged, _ = run_compose("ddp", "amp", folder=clone)
-        assert all(merged.count(new) == 1 for _, new in edits)
-        status, printed, errors = update(clone)
+        _, edited = split((clone / BASELINE).read_text())
+        for names in LARGEST:
+            text = compose(list(names), folder=clone)
+            assert all(text.count(new) == 1 for _, new in edits)
+            # What the techniques changed before is what they change here, and nothing else.
+            assert unmarked_lines(edited, split(text)[1]) == []
+        status, printed, errors = run(clone, "--update")
         assert status == 0, errors
         for name in (*TECHNIQUES, "ddp_amp"):
             text = (clone / f"train_{name}.py").read_text()
             assert all(text.count(new) == 1 for _, new in edits)
             assert f"train_{name}.py follows train.py" in printed
-        assert update(clone) == (0, "", "")
+        assert run(clone, "--update") == (0, "", "")
         commit(clone)
     text = (clone / "train_accumulate.py").read_text()  # the whole loss is divided
     assert text.index("loss + 0 * loss") < text.index("loss / parts.number")
@@ -106,92 +84,110 @@ def test_a_conflict_is_settled_once_and_comes_back_only_with_an_edit_of_its_line
     )
     before = {path: path.read_text() for path in (amp, ddp_amp)}
     replace(baseline, "outputs = model(inputs)", "outputs = model(inputs.clone())")
-    status, _, errors = update(clone)
+    status, _, errors = run(clone, "--update")
     assert status == 2
     assert "train_amp.py, train_ddp_amp.py: both sides edit the same lines" in errors
     assert "inputs.clone()" in (clone / "train_ddp.py").read_text()
     conflict = amp.read_text()
     assert conflict.count("<<<<<<<") == 1
-    assert update(clone)[:2] == (2, "")  # nothing is settled, and so nothing changes
+    assert run(clone, "--update")[:2] == (2, "")  # nothing is settled, and so nothing changes
     assert amp.read_text() == conflict
 
     for path, text in before.items():
         path.write_text(text)
-    assert update(clone)[0] == 0
+    assert run(clone, "--update")[0] == 0
     commit(clone)
     replace(baseline, "set_epoch(epoch)", "set_epoch(epoch + 1)")
-    assert update(clone)[0] == 0
+    assert run(clone, "--update")[0] == 0
     commit(clone)
     for path, text in before.items():
         assert path.read_text() == text.replace("set_epoch(epoch)", "set_epoch(epoch + 1)")
     replace(baseline, "outputs = model(inputs.clone())", "outputs = model(inputs.detach())")
-    assert update(clone)[0] == 2
+    assert run(clone, "--update")[0] == 2
     assert "inputs.detach()" in amp.read_text()
+
+
+def test_a_script_with_conflict_markers_is_merged_into_nothing(clone: Path) -> None:
+    before = {path: path.read_text() for path in clone.glob("train_*.py")}
+    text = (clone / BASELINE).read_text()
+    line = text[: text.index("            outputs = model(inputs)\n")].count("\n") + 1
+    old = "            outputs = model(inputs)\n"
+    marked = text.replace(old, f"<<<<<<< HEAD\n{old}=======\n{old}>>>>>>> mine\n")
+    (clone / "mine.py").write_text(marked)
+    _, _, errors = run(clone, "ddp", "--onto", "mine.py", "-o", "new.py")
+    assert f"mine.py:{line}: both sides edit the same lines" in errors
+    (clone / BASELINE).write_text(marked)
+    for arguments in (["--update"], ["ddp", "-o", "new.py"]):
+        status, printed, errors = run(clone, *arguments)
+        assert (status, printed) == (2, "")
+        assert f"train.py:{line}: both sides edit the same lines" in errors
+    assert {path: path.read_text() for path in clone.glob("train_*.py")} == before
+    assert not (clone / "new.py").exists()
 
 
 def test_without_git_or_a_commit_that_fits_nothing_is_merged(clone: Path) -> None:
     for edit in HALVES:
         replace(clone / BASELINE, *edit[0])
-        status, _, errors = update(clone)
+        status, _, errors = run(clone, "--update")
     assert status == 2  # the first update was not committed
     assert "commit both after each --update" in errors
     shutil.rmtree(clone / ".git")
-    status, printed, errors = run_compose("ddp", folder=clone)
+    status, printed, errors = run(clone, "ddp")
     assert (status, printed) == (2, "")
     assert "commit train.py and the scripts" in errors
 
 
 def test_scripts_that_do_not_fit_their_techniques_are_named(clone: Path) -> None:
     replace(clone / "train_amp.py", "scaler.update()", "scaler.update(None)")  # in marked lines
-    status, printed, _ = update(clone)
+    status, printed, _ = run(clone, "--update")
     assert status == 0
     assert "python -m tools.compose ddp amp -o train_ddp_amp.py --force" in printed
     replace(clone / "train_ema.py", "scheduler.step()", "scheduler.step(None)")
     for arguments in (["ema", "ddp"], ["--update"]):
-        status, _, errors = run_compose(*arguments, folder=clone)
+        status, _, errors = run(clone, *arguments)
         assert status == 2
         assert "train_ema.py has an unmarked difference" in errors
         assert "+ scheduler.step(None)" in errors
 
 
-def test_a_technique_of_a_users_own_merges_into_a_sound_script(clone: Path) -> None:
-    """Its imports come where others have theirs; the user's docstring stays as it is."""
-    sam, mine = clone / "train_sam.py", clone / "mine.py"
+def test_techniques_of_a_users_own_merge_into_a_sound_script(clone: Path) -> None:
+    """Imports come where others have theirs, lines that two techniques share come once, also where
+    one of them has more at the place, and the user's docstring stays as it is."""
+    sam, ahead, mine = clone / "train_sam.py", clone / "train_ahead.py", clone / "mine.py"
     _, body = split((clone / BASELINE).read_text())
     mine.write_text(f'# mine\nr"""Of \\x.\n\nStart with `python mine.py`.\n"""\n{body}')
     sam.write_text(f'"""Steps to flat minima.\n\nCombines with every technique.\n"""\n{body}')
     before = "from tasks import build_task\n"
     replace(sam, before, f"\n# new #: flat minima\nfrom runtime.run import Sam\n{before}")
+    shutil.copy(clone / "train_amp.py", ahead)
+    shared = "\n# new #: the configured dtype\n"
+    replace(ahead, shared, f"\n# new #: of mine\nfrom math import sqrt\n{shared}")
     commit(clone)
     for onto in ([], ["--onto", "mine.py"]):
-        run_compose("ddp", "amp", "sam", *onto, "-o", "new.py", "--force", folder=clone)
+        run(clone, "ddp", "amp", "sam", *onto, "-o", "new.py", "--force")
         text = (clone / "new.py").read_text()
         head, _ = split(mine.read_text())
         assert text.startswith(head if onto else '"""Automatic')
         assert text.count("from runtime.run import Sam\n") == 1
         compile(text, "new.py", "exec")
+    assert split(run(clone, "amp", "ahead")[1])[1] == split(ahead.read_text())[1]
 
 
-def test_lines_that_two_techniques_share_are_merged_once(clone: Path) -> None:
-    """Also where one of them has more lines at the place."""
-    mine, shared = clone / "train_ahead.py", "\n# new #: the configured dtype\n"
-    shutil.copy(clone / "train_amp.py", mine)
-    replace(mine, shared, f"\n# new #: of mine\nfrom math import sqrt\n{shared}")
-    commit(clone)
-    merged = compose(["amp", "ahead"], folder=clone)
-    assert split(merged)[1] == split(mine.read_text())[1]
-
-
-def test_command_line_lists_writes_shows_and_overwrites_only_by_force(tmp_path) -> None:
-    _, listing, _ = run_compose()
-    assert [line.split()[0] for line in listing.splitlines()] == TECHNIQUES
-    output = tmp_path / "my_train.py"
+def test_the_command_line_lists_techniques_and_overwrites_only_by_force(clone: Path) -> None:
+    """A file is a technique; a script of a user's own is none."""
+    shutil.copy(clone / "train_amp.py", clone / "train_mine.py")
+    replace(clone / "train_mine.py", "every technique.", "every technique but `dp`.")
+    (clone / "train_half.py").write_text("def main(\n")
+    _, listing, _ = run(clone)
+    assert [line.split()[0] for line in listing.splitlines()] == sorted([*TECHNIQUES, "mine"])
+    assert "mine does not combine with dp" in run(clone, "mine", "dp")[2]
+    output = clone / "my_train.py"
     output.write_text("precious")
-    status, _, errors = run_compose("ddp", "amp", "-o", str(output))
+    status, _, errors = run(clone, "ddp", "amp", "-o", "my_train.py")
     assert status == 2
     assert "--force" in errors
     assert output.read_text() == "precious"
-    status, difference, _ = run_compose("ddp", "ema", "-o", str(output), "--force", "--diff")
+    status, difference, _ = run(clone, "ddp", "ema", "-o", "my_train.py", "--force", "--diff")
     assert status == 0
     assert "`torchrun --standalone --nproc_per_node=2 my_train.py`" in output.read_text()
     assert "+    model = nn.parallel.DistributedDataParallel(" in difference

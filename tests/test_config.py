@@ -1,19 +1,26 @@
-"""The configuration is typed, documented and complete; a value out of its range is named."""
+"""The configuration is typed, documented and complete, and a name in it is a file."""
 
+import copy
 import errno
 import os
 import signal
+import subprocess
+import sys
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
+import models
+from conf import errors
 from conf.check import check_batch_size
-from conf.cli import explain
+from conf.cli import explain, to_config
 from conf.errors import UserError
 from conf.files import write_atomically
+from conf.names import find
 from conf.schema import Config
-from tests.helpers import REPOSITORY, make_config, refused
+from tests.helpers import REPOSITORY, composed, make_config, refused
+from tests.images import FOLDERS, make_photos, reading
 from tests.processes import ENVIRONMENT, execute, join, start_process
 from tests.rows import rows
 
@@ -37,7 +44,7 @@ data.background | [1,2]; [0,0,256]; [0,-1,0] | [0,255,1]
 data.colour_jitter | [1,2]; [0,0,1.1] | [0,0,1]
 data.randaugment | 2; [2]; [2,31] | [1,30]
 accumulate_steps | 0; 1.5; true; two | 1; auto
-profile.steps | [5]; [0,0]; [1,2,3]; [] | [0,1]; null
+profile.steps | [5]; [0,0]; [-1,5]; [1,2,3]; [] | [0,1]; null
 device | tpu; cuda:x | auto; cpu; cuda; cuda:1
 optimizer.schedule | cosinus | step
 """
@@ -56,6 +63,10 @@ def test_a_value_out_of_its_range_is_named() -> None:
         for value in wrong.split(";"):
             with refused(f"{key}="):
                 make_config(f"{key}={value.strip()}")
+    with refused("global_batch_size=63 ", "world_size=2; use 62 or 64"):
+        check_batch_size(63, world_size=2)
+    with refused("world_size=2 times accumulate_steps=8; use 16"):
+        check_batch_size(8, world_size=2, accumulate_steps=8)
 
 
 @pytest.mark.parametrize("root", ["http://bobby:s3cret@host/p", "https://host/p?sig=s3cret"])
@@ -65,37 +76,35 @@ def test_an_address_with_a_password_is_refused_without_printing_it(root: str) ->
     assert "s3cret" not in str(error.value)
 
 
-def test_a_full_disk_is_told_with_the_file_and_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as error, write_atomically(tmp_path / "run.json"):  # noqa: PT011
-        raise OSError(errno.ENOSPC, "No space left on device")
-    told = explain(error.value)
-    assert told is not None
-    assert str(tmp_path / "run.json") in told
-    assert not list(tmp_path.iterdir())
-
-
-def write_half(path: Path) -> None:
-    """Begin to replace a file, and be killed."""
+def replace_and_be_killed(path: Path) -> None:
     with write_atomically(path) as temporary:
         temporary.write_text("ne")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_file_whose_writer_is_killed_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_file_stays_as_it_was_on_a_full_disk_and_when_its_writer_is_killed(tmp_path) -> None:
     path = tmp_path / "p.csv"
     path.write_text("old")
-    assert join([start_process(write_half, path)]) == [-signal.SIGKILL]
+    with pytest.raises(OSError) as error, write_atomically(path):  # noqa: PT011
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(path) in str(explain(error.value))
+    assert list(tmp_path.iterdir()) == [path]
+    assert join([start_process(replace_and_be_killed, path)]) == [-signal.SIGKILL]
     assert path.read_text() == "old"
     with write_atomically(path) as temporary:
         temporary.write_text("new")
     assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_batch_that_ranks_or_their_micro_batches_cannot_share_is_refused() -> None:
-    with refused("global_batch_size=63 ", "world_size=2; use 62 or 64"):
-        check_batch_size(63, world_size=2)
-    with refused("world_size=2 times accumulate_steps=8; use 16"):
-        check_batch_size(8, world_size=2, accumulate_steps=8)
+def test_of_two_that_write_a_file_at_once_the_last_one_writes_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    with pytest.raises(OSError, match="No such file"), write_atomically(path) as first:
+        first.write_text("one")
+        with write_atomically(path) as second:
+            second.write_text("two")
+    assert path.read_text() == "two"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_hydras_own_options_work_as_in_any_project(tmp_path: Path, monkeypatch) -> None:
@@ -109,29 +118,97 @@ def test_hydras_own_options_work_as_in_any_project(tmp_path: Path, monkeypatch) 
         assert shown in execute(["train.py", *options.split()], tmp_path / "prints")
 
 
-@pytest.mark.parametrize(
-    ("choices", "arch", "batch_size"),
-    [
+def test_photos_have_a_model_and_a_batch_size_of_their_own() -> None:
+    for choices, arch, batch_size in [
         ("data=mnist_mini", None, 64),
         ("data=imagefolder model=timm global_batch_size=8", "resnet50", 8),
         ("experiment=finetune model.arch=resnet34", "resnet34", 16),
         *rows(("data=table", "resnet18", 16), ("experiment=caltech256", "resnet50", 64)),
-    ],
-)
-def test_photos_have_a_model_and_a_batch_size_of_their_own(
-    choices: str, arch: str | None, batch_size: int
-) -> None:
-    cfg = filled(*choices.split())
-    assert (cfg.model.arch, cfg.global_batch_size) == (arch, batch_size)
+    ]:
+        cfg = filled(*choices.split())
+        assert (cfg.model.arch, cfg.global_batch_size) == (arch, batch_size), choices
 
 
 def test_every_file_of_every_group_fits_the_schema() -> None:
-    files = list((REPOSITORY / "conf").glob("[a-z]*/*.yaml"))
-    groups: dict[str, list[str]] = {file.parent.name: [] for file in files}
-    for file in files:
-        groups[file.parent.name].append(f"{file.parent.name}={file.stem}")
+    groups: dict[str, list[str]] = {}
+    for file in (REPOSITORY / "conf").glob("[a-z]*/*.yaml"):
+        groups.setdefault(file.parent.name, []).append(f"{file.parent.name}={file.stem}")
     # An experiment chooses from the other groups.
     for experiment in groups.pop("experiment", []):
         assert filled(experiment)
     for choices in zip_longest(*groups.values()):  # one of each at a time: it takes long
         assert filled(*filter(None, choices))
+
+
+def test_an_own_file_is_found_and_told_what_it_lacks(tmp_path, monkeypatch) -> None:
+    texts = {"my_net": "class MyNet: ...", "two": "class Two: ...\ndef two(): ...", "none": ""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    found = [find("models", name, "model.name") for name in ("my_net", "two")]
+    assert [each.__name__ for each in found] == ["MyNet", "two"]
+    wrong = {"none": "class None", "mine": "two", "../tasks": "small_cnn"}
+    for name, shown in (wrong | {"pretrained": "small_cnn"}).items():
+        with refused(f"model.name={name}", shown):
+            find("models", name, "model.name")
+
+
+def test_a_path_that_cannot_be_used_is_told_with_the_line_that_uses_it(tmp_path) -> None:
+    with pytest.raises(OSError) as error:  # noqa: PT011
+        (tmp_path / "none").read_text()
+    said = str(explain(error.value))
+    assert str(tmp_path / "none") in said
+    assert "test_config.py:" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [
+        ("DataLoader worker (pid(s) 7) exited unexpectedly", True),
+        ("Caught ConnectionResetError in pin memory thread for device 0.\nOriginal", True),
+        ("<urlopen error [Errno 104] Connection reset by peer>", False),
+    ],
+)
+def test_a_worker_that_was_killed_had_no_memory_but_not_a_server(text, is_memory) -> None:
+    said = errors.cause_of(RuntimeError(text)) or ""
+    assert ("loader.num_workers" in said) == is_memory
+
+
+def test_a_run_has_the_name_of_its_folder() -> None:
+    """By default its start time, which is asked for once."""
+    given = copy.deepcopy(composed())
+    name = given.name
+    assert to_config(given).name == name
+
+
+def test_a_package_that_is_not_installed_is_told_with_the_command_that_installs_it(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(errors, "find_spec", {"models": "it is there"}.get)
+    commands = {
+        "pyarrow.csv": "make setup EXTRAS=table",
+        "nvidia.dali": "make setup EXTRAS=dali",
+        "far": "pip install far",
+    }
+    for package, command in commands.items():
+        assert command in str(explain(ModuleNotFoundError(name=package)))
+    assert explain(ModuleNotFoundError(name="models.no_such_file")) is None  # a bug
+
+
+PROGRAM = """
+import runpy, sys
+sys.argv, sys.path[0] = sys.argv[1:], "."
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(*sys.modules)
+"""
+
+
+def test_a_run_on_local_photos_imports_no_library_that_it_does_not_use(tmp_path: Path) -> None:
+    options = [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
+    options += ["data.resize=32", "data.crop=28", "global_batch_size=2", "max_steps=1"]
+    command = [sys.executable, "-c", PROGRAM, "train.py", *options, f"output_dir={tmp_path}/run"]
+    env = {**os.environ, **ENVIRONMENT}
+    printed = subprocess.check_output(command, cwd=REPOSITORY, env=env, text=True)
+    imported = set(printed.splitlines()[-1].split())
+    assert "loaders.layouts.imagefolder" in imported
+    assert not imported & {"timm", "torchvision", "nvidia.dali", "pyarrow", "obstore"}

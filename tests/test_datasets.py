@@ -1,19 +1,40 @@
-"""Folders of images: splits and mistakes."""
+"""Which files of a folder are samples, of which split, and what is kept of their headers."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.helpers import refused
-from tests.images import FOLDERS, index_of, make_photos, paths_in, reading, save, smooth
+from loaders.check import check
+from loaders.index import Index
+from loaders.open_index import open_index
+from loaders.targets import describe_target
+from tests.helpers import REPOSITORY, make_config, refused
+from tests.images import (
+    index_of,
+    loaders_of,
+    make_photos,
+    paths_in,
+    photos_in,
+    reading,
+    rot,
+    save,
+    smooth,
+)
+from tests.kinds import KINDS
 from tests.rows import rows
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> list[str]:
-    """Those that read 12 photos in three class folders."""
-    return [*FOLDERS, *reading(make_photos(tmp_path / "photos", 12))]
+def photos(tmp_path: Path) -> Path:
+    """12 photos in three class folders."""
+    return make_photos(tmp_path / "photos", 12)
 
 
 SPLITS = [("Train", "Val"), ("training", "testing"), ("train_set", "dev")]
@@ -37,14 +58,35 @@ def test_folders_of_splits_in_any_usual_spelling_are_splits(
         assert {Path(path).parts[-3] for path in paths_in(index)} == {name}
 
 
-def test_a_class_may_be_called_train(options: list[str], tmp_path: Path) -> None:
-    (tmp_path / "photos" / "a").rename(tmp_path / "photos" / "train")
-    target: Any = index_of(*options)[0].target
+LISTED = """
+import json, sys
+from tests.images import index_of, paths_in
+for options in json.loads(sys.argv[1]):
+    print(ascii(sorted(path for index in index_of(*options) for path in paths_in(index))))
+"""
+
+
+def test_names_are_read_in_any_locale(tmp_path: Path) -> None:
+    """Of files below folders, and in a table."""
+    names, table = ["b/1.png", "\u00c4/\u00e9.png"], tmp_path / "labels.csv"
+    for name in names:
+        save(tmp_path / "d" / name, smooth(0, 8, 8))
+    table.write_text("\n".join(["path,label", *(f"{name},{name[0]}" for name in names)]), "utf-8")
+    layouts = [["data=imagefolder"], *rows(["data=table", f"data.table={table}"])]
+    options = [[*layout, *reading(tmp_path / "d"), "data.val_count=1"] for layout in layouts]
+    command, env = [sys.executable, "-c", LISTED, json.dumps(options)], os.environ | {"LC_ALL": "C"}
+    printed = subprocess.check_output(command, cwd=REPOSITORY, env=env, text=True)
+    assert printed.splitlines() == [ascii([f"{tmp_path}/d/{x}" for x in names])] * len(layouts)
+
+
+def test_a_class_may_be_called_train(photos: Path) -> None:
+    (photos / "a").rename(photos / "train")
+    target: Any = index_of(*photos_in(photos))[0].target
     assert target.classes == ("b", "c", "train")
 
 
-def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_path) -> None:
-    root = tmp_path / "photos"
+def test_system_folders_are_skipped_and_other_endings_are_counted(photos: Path) -> None:
+    root, options = photos, photos_in(photos)
     before = [paths_in(index) for index in index_of(*options)]
     for folder in ("@eaDir", ".git", "a/@eaDir/1.jpg"):
         save(root / folder / "thumbnail.png", smooth(0, 8, 8))
@@ -58,9 +100,7 @@ def test_system_folders_are_skipped_and_other_endings_are_counted(options, tmp_p
     assert sum(map(len, index_of(*options))) == 12
 
 
-SPLIT = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "ab"}
-
-
+IN_SPLITS = {f"{split}/{name}/1.png": 8 for split in ("train", "val") for name in "ab"}
 UNPAIRED = {"target/99.png": 8} | {f"input/{number:02d}.png": 8 for number in range(13)}
 PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png": 9}
 
@@ -77,7 +117,7 @@ PAIRED = {"input/a.png": 8, "target/a.png": 8, "input/b.png": 8, "target/b.png":
             {"train/a/1.png": 8, "b/1.png": 8},
             ["d has train;", "such as train and val"],
         ),
-        ("data=imagefolder", SPLIT, ["data.val_count=1"]),
+        ("data=imagefolder", IN_SPLITS, ["data.val_count=1"]),
         *rows(
             ("data=pairs", UNPAIRED, ["14 images", "partner", "01.png", "8 more"]),
             ("data=pairs", PAIRED, ["1 pair ", "b.png (8x8)", "(8x9)"]),
@@ -89,3 +129,168 @@ def test_bad_folders_are_refused_with_names(layout, widths, shown, tmp_path: Pat
         save(tmp_path / "d" / name, smooth(0, 8, width))
     with refused(*shown):
         index_of(*reading(tmp_path / "d"), layout, "data.val_count=1")
+
+
+def splits_of(*overrides: str) -> dict[str, Index]:
+    """The index of each split."""
+    return open_index(make_config(*overrides).data, ("train", "val", "test"))
+
+
+def folds_of(*options: str) -> list[tuple[Index, Index]]:
+    return [index_of(*options, f"data.fold={k}", "data.num_folds=3") for k in range(3)]
+
+
+def names_of(*indexes: Index) -> set[str]:
+    return {path for index in indexes for path in paths_in(index)}
+
+
+def write_splits(kind: str, root: Path) -> list[str]:
+    """Write data of a kind in the splits train, val and test; returns the overrides that read it.
+    Tables have a column of the splits, all others a folder for each."""
+    folders = [root] if kind in ("several labels", "numbers") else [root / "train", root / "val"]
+    for folder in folders:
+        data = KINDS[kind](folder)
+    table = root.with_name(f"{root.name}.csv")
+    if table.exists():
+        head, *lines = table.read_text().splitlines()
+        splits = [("train", "val", "test", "train")[number % 4] for number in range(len(lines))]
+        lines = [f"{line},{split}" for line, split in zip(lines, splits, strict=True)]
+        table.write_text("\n".join([f"{head},split", *lines]))
+    else:
+        shutil.copytree(root / "val", root / "test")
+    return [*data.options, *reading(root), "data.crop=[32,32]", "global_batch_size=4"]
+
+
+def remove_val(root: Path) -> None:
+    table = root.with_name(f"{root.name}.csv")
+    if table.exists():
+        lines = table.read_text().splitlines()
+        table.write_text("\n".join(line for line in lines if not line.endswith(",val")))
+    else:
+        shutil.rmtree(root / "val")
+
+
+SPLIT = ["photos", "cells of one channel", "pairs of all formats", "masks", "several labels"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in [*SPLIT, "numbers"] if kind in KINDS])
+def test_training_does_not_look_at_the_test_split(kind: str, tmp_path: Path) -> None:
+    """Which may be broken; folds divide the training split, and leave it alone."""
+    options = write_splits(kind, root := tmp_path / "data")
+    train, val, test = splits_of(*options).values()
+    assert len(test)
+    assert not names_of(test) & names_of(train, val)
+    assert describe_target(test.target) == describe_target(train.target)
+    with refused("data.fold=0", "validation split"):
+        index_of(*options, "data.fold=0")
+    remove_val(root)
+    assert splits_of(*options, "data.fold=0")["test"].fingerprint == test.fingerprint
+    for path in names_of(test):
+        Path(path).write_bytes(b"no image")
+    folds = folds_of(*options)
+    assert sorted(x for _, held_out in folds for x in names_of(held_out)) == sorted(names_of(train))
+    for pair in folds:
+        assert names_of(*pair) == names_of(train)
+        assert all(describe_target(one.target) == describe_target(train.target) for one in pair)
+
+
+def test_without_val_test_validates_and_is_no_test_split(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for split, count in (("train", 9), ("test", 6)):
+        make_photos(root / split, count)
+    options = photos_in(root)
+
+    def sizes_of(*more: str) -> dict[str, int]:
+        return {split: len(index) for split, index in splits_of(*options, *more).items()}
+
+    assert sizes_of() == {"train": 9, "val": 6}
+    assert sizes_of(f"data.root={root / 'train'}") == {"train": 8, "val": 1}
+    in_folds = sizes_of("data.fold=0", "data.num_folds=3")
+    assert in_folds == {"train": 6, "val": 3, "test": 6}
+    make_photos(root / "val", 3)
+    assert sizes_of() == {"train": 9, "val": 3, "test": 6}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folds_are_disjoint_cover_the_data_and_keep_class_shares(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    data = KINDS[kind](root)
+    is_split = (root / "train").is_dir()
+    options = [*data.options, *reading(root / "train" if is_split else root)]
+    folds = folds_of(*options)
+    every = sorted(name for _, val in folds for name in names_of(val))
+    assert len(every) == len({*every})
+    for train, val in folds:
+        assert sorted(names_of(train, val)) == every
+        assert not names_of(train) & names_of(val)
+        assert abs(len(val) - len(every) / 3) < 1
+    counts: Any = [val.target.class_counts() for _, val in folds]
+    if counts[0] is not None:
+        assert (np.ptp(counts, axis=0) <= (1 if folds[0][0].target.kind == "labels" else 2)).all()
+        assert np.min(counts) > 0
+    again, other = (folds_of(*options, seed) for seed in ("seed=1", "data.split_seed=1"))
+    assert [val.fingerprint for _, val in again] == [val.fingerprint for _, val in folds]
+    assert [names_of(val) for _, val in other] != [names_of(val) for _, val in folds]
+
+
+def test_embedded_digits_are_the_promised_subset() -> None:
+    train, val = index_of()
+    labels: Any = train.target
+    assert (len(train), len(val)) == (10_000, 2_000)
+    assert labels.classes == tuple("0123456789")
+    assert labels.values[:5].tolist() == [5, 0, 4, 1, 9]
+    assert check(make_config().data) == (12_000, {})
+
+
+def options_for(photos: Path, *more: str) -> list[str]:
+    return photos_in(photos, "data.crop=[16,16]", "data.val_count=4", *more)
+
+
+def sizes_of(photos: Path, *more: str) -> dict[str, tuple[int, int]]:
+    """Height and width by file, as a new index has them."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for index in index_of(*options_for(photos, *more)):
+        names = [Path(name).name for name in paths_in(index)]
+        sizes |= zip(names, map(tuple, index.sizes.tolist()), strict=True)
+    return sizes
+
+
+def test_only_files_that_are_new_or_changed_are_read_again(photos: Path) -> None:
+    sizes = sizes_of(photos)
+    assert sizes["foto ä 4.jpg"] == (64, 80)
+    for path in map(str, photos.rglob("*.jpg")):  # whoever reads one of them fails
+        rot(path)
+    save(photos / "a" / "new.jpg", smooth(0, 9, 8))
+    save(photos / "b" / "foto ä 1.jpg", smooth(0, 11, 10))
+    (photos / "a" / "foto ä 0.jpg").unlink()
+    del sizes["foto ä 0.jpg"]
+    sizes["new.jpg"] = (9, 8)
+    sizes["foto ä 1.jpg"] = (11, 10)
+    assert sizes_of(photos) == sizes
+
+    [kept] = (cache := photos.with_name("cache")).glob("headers-*/headers.npy")
+    kept.write_bytes(kept.read_bytes()[:-100])
+    with refused("10 of 12 files"):
+        sizes_of(photos)
+    shutil.rmtree(cache)
+    cache.touch()
+    with refused(f"{cache}/headers-", "data.cache_dir"):
+        sizes_of(photos)
+
+
+def test_a_complete_cache_that_is_only_read_is_used(photos: Path) -> None:
+    options = options_for(photos, "loader.num_workers=1")
+    cache = str(photos.with_name("cache"))
+    for loader in loaders_of(*options):
+        list(loader)
+    if subprocess.run(["mount", "--bind", cache, cache], capture_output=True).returncode != 0:
+        pytest.skip("mounting a folder is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", cache], check=True)
+        for loader, count in zip(loaders_of(*options), (8, 4), strict=True):
+            assert sum(len(inputs) for inputs, _ in loader) == count
+        shutil.copy(photos / "a" / "foto ä 0.jpg", photos / "a" / "new.jpg")
+        with refused("data.cache_dir"):
+            loaders_of(*options)
+    finally:
+        subprocess.run(["umount", "-l", cache], check=True)

@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from runtime.distributed import local_rank
+from runtime.distributed import convert_sync_batchnorm, local_rank, visible_gpus
+from runtime.process_group import run_stamp
 from runtime.setup import setup
 from tests.helpers import folder_with, has_ranks, make_config, refused
 from tests.images import small_digits
@@ -76,9 +79,8 @@ def test_a_compiled_model_trains_like_the_plain_one(data, plain, tmp_path) -> No
     """By a backend that needs no compiler; the names of the weights are the same."""
     backend = "functools.partial(torch.compile, backend='aot_eager')"
     imports = f"import functools\nimport torch\ntorch.compile = {backend}\n\n"
-    folder = folder_with(tmp_path / "s", "train_ddp.py", ("import hydra\n", imports))
     compiled, options = tmp_path / "run", [*data, *TWENTY_STEPS, "model.compile=true"]
-    train("train_ddp.py", compiled, *options, folder=folder)
+    train("train_ddp.py", compiled, *options, edits=[("import hydra\n", imports)])
     losses = values_of(plain, "train/loss")
     assert values_of(compiled, "train/loss") == pytest.approx(losses, abs=1e-4)
     assert weights_differ_by(compiled, plain) < 1e-3
@@ -93,45 +95,32 @@ def test_with_more_epochs_a_run_goes_on_as_if_it_had_had_them(data, tmp_path) ->
     assert values_of(tmp_path / "run", "train/lr")[22:] == rates[22:]
 
 
-def test_a_run_stops_early_on_all_ranks(data, tmp_path) -> None:
-    """Without learning, the first epoch stays the best one."""
-    options = [*data, "model.kwargs.batch_norm=false", "optimizer.lr=1e-30", "epochs=9"]
-    run = tmp_path / "run"
-    printed = train("train_ddp.py", run, *options, "log.images=0", "early_stopping.patience=2")
-    assert "early stopping: no better val/top1 in 2 validations" in printed
-    assert "Warning" not in printed
-    assert len(scalars_of(run, "val/loss")) == 3
-    assert checkpoint_of(run, best=True)["progress"]["num_epochs"] == 1
-
-
 def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch_its_means(
     plain,
 ) -> None:
-    steps = {
-        "train": ["train/loss", "train/grad_norm", "train/lr"],
-        "perf": ["perf/images_per_s", "perf/data_wait_share"],
-        "val": ["val/loss", "val/top1"],
-    }
     # Of speeds, the first step does not count.
-    expected = {"train": list(range(1, 21)), "perf": list(range(2, 21)), "val": [11, 20]}
-    for kind, tags in steps.items():
+    speeds, validations = ["perf/images_per_s", "perf/data_wait_share"], ["val/loss", "val/top1"]
+    for tags, expected in [
+        (["train/loss", "train/grad_norm", "train/lr"], [*range(1, 21)]),
+        (speeds, [*range(2, 21)]),
+        (validations, [11, 20]),
+    ]:
         for tag in tags:
-            assert [step for step, _ in scalars_of(plain, tag)] == expected[kind], tag
+            assert [step for step, _ in scalars_of(plain, tag)] == expected, tag
     images = ["train/inputs", "val/predictions", "val/confusion"]
     assert events_of(plain).Tags()["images"] == images
 
     contents = events_of(plain).PluginTagToContent("hparams")  # its table of runs
-    settings = ["script", "train.py", "world_size", "precision", "float32", "max_steps"]
-    assert all(name.encode() in contents["_hparams_/session_start_info"] for name in settings)
-    assert all(name.encode() in contents["_hparams_/experiment"] for name in steps["val"])
+    for setting in ("script", "train.py", "world_size", "precision", "float32", "max_steps"):
+        assert setting.encode() in contents["_hparams_/session_start_info"]
+    assert all(name.encode() in contents["_hparams_/experiment"] for name in validations)
 
-    values = {"train/epoch_loss": sum(values_of(plain, "train/loss")[11:]) / 9}
-    step, loss = scalars_of(plain, "train/epoch_loss")[-1]
-    assert (step, loss) == (20, pytest.approx(values["train/epoch_loss"]))
-    values |= {name: summary_of(plain)[name] for name in steps["val"]}
-    listed = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    mean_loss = sum(values_of(plain, "train/loss")[11:]) / 9
+    assert scalars_of(plain, "train/epoch_loss")[-1] == (20, pytest.approx(mean_loss))
+    values = {name: summary_of(plain)[name] for name in validations}
+    listed = [f"{name} {x:.4f}" for name, x in {"train/epoch_loss": mean_loss, **values}.items()]
     log = (plain / "train.log").read_text()
-    assert next(x for x in log.splitlines() if "epoch 2 of" in x).endswith(f": {listed}")
+    assert next(x for x in log.splitlines() if "epoch 2 of" in x).endswith(", ".join(listed))
 
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(data, plain, tmp_path):
@@ -170,18 +159,42 @@ def test_a_script_of_several_processes_also_runs_as_one(script: str, data, plain
 
 
 @pytest.mark.parametrize(
-    ("variable", "is_refused"),
-    [("WORLD_SIZE=2", True), ("WORLD_SIZE=", False), ("SLURM_NTASKS=8", True)],
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK is not set"),
+        ({"SLURM_NTASKS": "8"}, "SLURM_NTASKS=8, but RANK is not set"),
+        ({"RANK": "0"}, "RANK is set, but LOCAL_RANK is not"),
+    ],
 )
 def test_processes_of_another_launcher_are_not_as_many_runs(
-    variable, is_refused, monkeypatch
+    variables, message, monkeypatch
 ) -> None:
-    monkeypatch.setenv(*variable.split("="))
-    if is_refused:
-        with refused(f"{variable}, but RANK is not set", "start it with torchrun"):
-            local_rank()
-    else:
-        assert local_rank() == 0
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert local_rank() == 0
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with refused(message, "start it with torchrun"):
+        local_rank()
+
+
+def test_without_torchruns_store_a_run_is_named_as_torchrun_calls_it(monkeypatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4711")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert run_stamp() == "4711"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_sync_batchnorm_is_a_choice(wanted: bool) -> None:
+    cfg = make_config(f"distributed.sync_batchnorm={wanted}")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    converted = convert_sync_batchnorm(cfg, model, torch.device("cuda"))
+    assert isinstance(converted.get_submodule("1"), nn.SyncBatchNorm) == wanted
+
+
+def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]
 
 
 def test_torchrun_does_not_start_a_script_for_one_process_twice(monkeypatch) -> None:

@@ -4,18 +4,17 @@ from collections import UserList
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from loaders import DataInfo, Loader
-from loaders.targets import Labels
+from loaders.targets import Target
 from runtime import evaluate
 from tests.helpers import DEVICES
-from tests.task_contract import build, names, random
+from tests.test_tasks import build, names, random
 
-TASK = build("classification", "cross_entropy", Labels(np.zeros(0, np.int64), names(7)))
+TASK = build("classification", Target("labels", names=names(7)))
 
 
 def loader_of(*batches: tuple[Tensor, ...]) -> Loader:
@@ -30,7 +29,7 @@ class Probe(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.child = nn.Dropout(0.5)
+        self.child, self.scale = nn.Dropout(0.5), nn.Parameter(torch.ones(()))
         self.modes: list[tuple[bool, bool, torch.dtype | None]] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -40,21 +39,26 @@ class Probe(nn.Module):
         return self.child(inputs)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("asked", "calls", "dtype"),
-    [
-        ({"precision": torch.autocast("cpu", torch.bfloat16)}, 2, torch.bfloat16),
-        ({"num_batches": 5}, 5, None),
-    ],
+    ("sizes", "num_batches", "calls", "dtype"),
+    [((20, 20), 0, 2, torch.bfloat16), ((20, 20), 5, 5, None), ((), 2, 2, None)],
 )
 def test_it_calls_the_model_in_the_precision_and_as_often_as_it_is_asked_to(
-    asked: dict[str, Any], calls: int, dtype: torch.dtype | None
+    sizes: tuple[int, ...], num_batches: int, calls: int, dtype: Any, device: str
 ) -> None:
-    model, outputs, targets = Probe(), random(40, 7), torch.arange(40) % 7
-    batches = loader_of((outputs[:20], targets[:20]), (outputs[20:], targets[20:]))
-    totals, shown = evaluate(model, TASK, batches, **asked)
+    """A rank without a batch, too, whose sums are zero."""
+    model, outputs, targets = Probe().to(device), random(40, 7), torch.arange(40) % 7
+    outputs, targets = outputs[: sum(sizes)].to(device), targets[: sum(sizes)].to(device)
+    batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+    precision = torch.autocast(device, dtype, enabled=dtype is not None)
+    totals, shown = evaluate(model, TASK, loader_of(*batches), precision, num_batches)
     assert model.modes == [(False, False, dtype)] * calls
     assert model.child.training  # as before
+    assert (totals.device.type, totals.dtype) == (device, torch.float64)
+    if not sizes:
+        assert (totals.any(), shown) == (False, None)
+        return
     torch.testing.assert_close(totals, TASK.sums(outputs, targets), rtol=1e-6, atol=0)
     totals += 1  # as dist.all_reduce does; tensors made in inference mode refuse that
     assert shown is not None
@@ -73,12 +77,3 @@ def test_outputs_may_be_nested_and_no_batch_is_waited_for() -> None:
     assert totals.is_meta
     assert shown is not None
     assert shown[1]["logits"].shape == (7, 7)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_rank_without_a_batch_gives_zeros_and_calls_the_model_as_often(device: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), Probe()).to(device)
-    totals, shown = evaluate(model, TASK, loader_of(), num_batches=2)
-    assert model[1].modes == [(False, False, None)] * 2
-    assert (totals.device.type, totals.dtype) == (device, torch.float64)
-    assert (totals.any(), shown) == (False, None)

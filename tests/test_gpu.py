@@ -20,7 +20,6 @@ from models import build_model
 from runtime import build_optimizer
 from runtime.setup import resolve_device
 from tasks import build_task
-from tests.faults import script_with
 from tests.helpers import (
     DEVICES,
     NEEDS_CUDA,
@@ -188,7 +187,7 @@ def test_no_step_waits_for_the_device(
     """But the first two of the run, those of log points and the first of an epoch, of five."""
     mode = "'error' if step > 2 and step % 5 > 1 else 'default'"
     lines = "from torch import cuda", f"cuda.set_sync_debug_mode({mode})"
-    folder = script_with(tmp_path / "s", script, *lines)
+    folder = folder_with(tmp_path / "s", script, loop=lines)
     options = reading(name, data, *LOADERS[loader], "log.every_steps=5", "epochs=3")
     assert run(device, script, tmp_path / "run", *options, folder=folder)["steps"] == 15
 
@@ -279,9 +278,8 @@ def test_a_full_card_takes_smaller_parts_to_the_same_bits(
 @on_cuda
 def test_out_of_memory_on_a_gpu_is_told_with_a_snapshot(device: str, tmp_path) -> None:
     output = tmp_path / "run"
-    folder = script_with(
-        tmp_path / "s", "train.py", "import torch", "torch.empty(1 << 50, device='cuda')"
-    )
+    loop = ["torch.empty(1 << 50, device='cuda')"]
+    folder = folder_with(tmp_path / "s", "train.py", loop=loop)
     command = [sys.executable, "train.py", f"output_dir={output}", f"device={device}", *WIDE]
     command += ["profile.memory=true", "profile.steps=[0,9]"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)

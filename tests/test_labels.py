@@ -10,20 +10,22 @@ import pytest
 from pyarrow import parquet
 
 from loaders.index import Index
+from loaders.targets import Target, check_rounding
 from tests.helpers import refused, replace
 from tests.images import PLAIN, index_of, paths_in, reading, save
 
 NUM_IMAGES = 12
 NAMES = ["cat", "dog", "cow", "dog"] * 3
-PAIR, CLASSES = "data.label_columns=[a,b]", "data.label_kind=classes"
+PAIR, CLASSES, NUMBERS = (
+    *("data.label_columns=[a,b]", "data.label_kind=classes", "data.label_kind=numbers"),
+)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """NUM_IMAGES images, of which each shows its number."""
     root = tmp_path_factory.mktemp("data") / "images"
     for number in range(NUM_IMAGES):
-        save(root / path_of(number), np.full((16, 16, 3), 20 * number, np.uint8))
+        save(root / path_of(number), np.zeros((16, 16, 3), np.uint8))
     return root
 
 
@@ -31,10 +33,22 @@ def path_of(number: int) -> str:
     return f"day {number % 2}/{number}.png"
 
 
-def write(tmp_path: Path, header: str, labels: list[str]) -> Path:
+def write(tmp_path: Path, header: str, cells: list[str]) -> Path:
     """A table of the first images with these cells behind the path."""
-    lines = [header, *(f"{path_of(number)},{cells}" for number, cells in enumerate(labels))]
+    lines = [header, *(f"{path_of(number)},{labels}" for number, labels in enumerate(cells))]
     (table := tmp_path / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return table
+
+
+def write_columns(tmp_path: Path, columns: dict[str, list[Any]]) -> Path:
+    """A table of all images with these cells again and again: a CSV file of texts, else Parquet."""
+    columns = {name: cells * (NUM_IMAGES // len(cells)) for name, cells in columns.items()}
+    if all(isinstance(cell, str) for cells in columns.values() for cell in cells):
+        lines = [",".join(cells) for cells in zip(*columns.values(), strict=True)]
+        return write(tmp_path, ",".join(["path", *columns]), lines)
+    paths = [path_of(number) for number in range(NUM_IMAGES)]
+    table = tmp_path / "labels.parquet"
+    parquet.write_table(pyarrow.table({**columns, "path": paths}), table)
     return table
 
 
@@ -59,51 +73,32 @@ def labels_by_number(*indexes: Index) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(
-    ("header", "cells", "override", "names", "expected"),
+    ("columns", "override", "names", "expected"),
     [
-        ("label", "cat dog cow", "", "cat,cow,dog", ["cat", "dog", "cow"]),
-        ("label", "10 9 2", "", "2,9,10", ["10", "9", "2"]),
-        ("label", "cat;dog dog ;", "", "cat,dog", ["cat,dog", "dog", ""]),
-        ("b,a", "0,True 1,0.0 1,1", PAIR, "a,b", ["a", "b", "a,b"]),
-        ("b,a", "-1,0.5 2,1", PAIR, "a,b", [[0.5, -1], [1, 2]]),
-        ("label", "0 7", "data.label_kind=numbers", "label", [[0], [7]]),
-        ("label", "a b", "data.label_kind=several", "a,b", ["a", "b"]),
-        ("label", "1 1.0 10.0", CLASSES, "1,10", ["1", "1", "10"]),
-        ("label", "\u00e9 e\u0301 f", "", "f,\u00e9", ["\u00e9", "\u00e9", "f"]),
-        ("label", "a|b a b", CLASSES, "a,a|b,b", ["a|b", "a", "b"]),
+        ({"label": ["cat", "dog", "cow"]}, "", "cat,cow,dog", ["cat", "dog", "cow"]),
+        ({"label": ["10", "9", "2"]}, "", "2,9,10", ["10", "9", "2"]),
+        ({"label": ["cat;dog", "dog", ";"]}, "", "cat,dog", ["cat,dog", "dog", ""]),
+        ({"b": ["0", "1", "1"], "a": ["True", "0.0", "1"]}, PAIR, "a,b", ["a", "b", "a,b"]),
+        ({"b": ["-1", "2"], "a": ["0.5", "1"]}, PAIR, "a,b", [[0.5, -1], [1, 2]]),
+        ({"label": ["0", "7"]}, NUMBERS, "label", [[0], [7]]),
+        ({"label": ["a", "b"]}, "data.label_kind=several", "a,b", ["a", "b"]),
+        ({"label": ["1", "1.0", "10.0"]}, CLASSES, "1,10", ["1", "1", "10"]),
+        ({"label": ["\u00e9", "e\u0301", "f"]}, "", "f,\u00e9", ["\u00e9", "\u00e9", "f"]),
+        ({"label": ["a|b", "a", "b"]}, CLASSES, "a,a|b,b", ["a|b", "a", "b"]),
+        ({"label": [["cat", "dog"], ["dog"], []]}, "", "cat,dog", ["cat,dog", "dog", ""]),
+        ({"a": [True, False], "b": [0, 1]}, PAIR, "a,b", ["a", "b"]),
+        ({"label": [2.0, 10.0]}, CLASSES, "2,10", ["2", "10"]),
     ],
 )
 def test_cells_become_classes_several_labels_or_numbers(
-    header: str, cells: str, override: str, names: str, expected, images: Path, tmp_path
+    columns: dict[str, list[Any]], override: str, names: str, expected, images: Path, tmp_path
 ) -> None:
-    times = NUM_IMAGES // len(expected)
-    table = write(tmp_path, f"path,{header}", cells.split() * times)
+    table = write_columns(tmp_path, columns)
     train, val = index_of(*options_of(images, table, *filter(None, [override])))
     target: Any = train.target
     assert ",".join(target.names if target.kind == "numbers" else target.classes) == names
+    times = NUM_IMAGES // len(expected)
     assert labels_by_number(train, val) == dict(enumerate(expected * times))
-
-
-@pytest.mark.parametrize(
-    ("columns", "override", "expected"),
-    [
-        ({"label": [["cat", "dog"], ["dog"], []]}, "", ["cat,dog", "dog", ""]),
-        ({"a": [True, False], "b": [0, 1]}, PAIR, ["a", "b"]),
-        ({"label": [2.0, 10.0]}, CLASSES, ["2", "10"]),
-        ({"label": ["cat", None]}, "", "row 2 (label: '')"),
-    ],
-)
-def test_a_parquet_file_is_read_like_a_csv_file(columns, override, expected, images, tmp_path):
-    times = NUM_IMAGES // len(next(iter(columns.values())))
-    columns = {name: cells * times for name, cells in columns.items()}
-    columns["path"] = [path_of(number) for number in range(NUM_IMAGES)]
-    parquet.write_table(pyarrow.table(columns), table := tmp_path / "labels.parquet")
-    options = options_of(images, table, *filter(None, [override]))
-    if isinstance(expected, str):
-        with refused(expected):
-            index_of(*options)
-    else:
-        assert labels_by_number(*index_of(*options)) == dict(enumerate(expected * times))
 
 
 def test_the_column_split_splits(images: Path, tmp_path) -> None:
@@ -136,40 +131,58 @@ def test_a_file_that_is_no_table_is_refused(content: bytes, images: Path, tmp_pa
             index_of(*options_of(images, table))
 
 
-@pytest.mark.parametrize(
-    ("header", "good", "wrong", "shown"),
-    [
-        ("path,label", "", "", ["12 of 12 rows", "row 2", "row 7", "6 more"]),
-        ("path,label", "a;b", "a;None", ["row 6 (label: 'a;None')"]),
-        ("path;label", "a", "b", ["with commas"]),
-        ("file,name", "a", "b", ["column path, label", "file, name"]),
-        ("path,label,split", "a,train", "b,valid", ["row 6 (valid)", "train, val, test"]),
-        ("path,label", "0.5", "n/a", ["row 6 (n/a)", "data.label_kind"]),
-        ("path,a,b", "1,0", "2,0", ["1 of 12 rows", "row 6 (2)"]),
-    ],
-)
-def test_wrong_rows_are_named(header, good, wrong, shown, images, tmp_path) -> None:
-    cells = [good] * 4 + [wrong] + [good] * 7
-    several = [PAIR, "data.label_kind=several"] if header == "path,a,b" else []
-    with refused(*shown):
-        index_of(*options_of(images, write(tmp_path, header, cells), *several))
+# Header, cells of twelve images (of all, but for the fifth) and what is named. Labels that are
+# separated by something else are no classes, and a table without a header would lose a row.
+SEVERAL = "data.label_kind=several"
+TIMES = [1_600_000_000 + number for number in range(NUM_IMAGES)]
+WRONG: list[tuple[str, list[str], str, list[str], list[str]]] = [
+    ("path,label", [""], "", [], ["12 of 12 rows", "row 2", "row 7", "6 more"]),
+    ("path,label", ["a;b"], "a;None", [], ["row 6 (label: 'a;None')"]),
+    ("path;label", ["a"], "b", [], ["with commas"]),
+    ("file,name", ["a"], "b", [], ["column path, label", "file, name"]),
+    ("path,label,split", ["a,train"], "b,valid", [], ["row 6 (valid)", "train, val, test"]),
+    ("path,label", ["0.5"], "n/a", [], ["row 6 (n/a)", "data.label_kind"]),
+    ("path,label", ["0.5"], "1e39", [], ["row 6 (1e39)", " label ", "finite"]),
+    ("path,a,b", ["1,0"], "2,3", [PAIR, SEVERAL], ["1 of 12 rows", " a ", "row 6 (2)"]),
+    ("path,a,b", ["1,0"], "None,None", [PAIR], ["1 of 12 rows", "(a: 'None'), row 6 (b: 'None')"]),
+    ("path,label", ["a|b", "b", "a"], "a|b", [], [repr("a|b"), ";", CLASSES]),
+    ("path,label", ['"a,b"', "b", "a"], '"a,b"', [SEVERAL], [repr("a,b"), ";", CLASSES]),
+    ("path,label", ["a b", "b", "a"], "a b", [], [repr("a b"), ";", CLASSES]),
+    ("day 1/11.png,dog", NAMES, "cow", [], ["no header", "day 1/11.png"]),
+    (
+        *("day 1/11.png,dog", NAMES, "cow"),
+        ["data.path_column='day 1/11.png'", "data.label_columns=[dog]"],
+        ["no header", "day 1/11.png"],
+    ),
+    ("path,label", [*map(str, TIMES)], str(TIMES[4]), [NUMBERS], ["label", "1600000000"]),
+]
 
 
-@pytest.mark.parametrize("separator", "|, ")
-def test_several_labels_with_another_separator_are_no_classes(separator, images, tmp_path) -> None:
-    cells = [f'"{separator.join(labels)}"' for labels in ["ab", "b", "a", "bc", "ac", "c"] * 2]
-    table = write(tmp_path, "path,label", cells)
-    for kind in ("auto", "several"):
-        with refused(repr(f"a{separator}b"), ";", CLASSES):
-            index_of(*options_of(images, table, f"data.label_kind={kind}"))
+@pytest.mark.parametrize(("header", "good", "wrong", "overrides", "shown"), WRONG)
+def test_wrong_tables_are_refused_with_rows(
+    header, good, wrong, overrides, shown, images, tmp_path
+):
+    cells = [good[number % len(good)] for number in range(NUM_IMAGES)]
+    cells[4] = wrong
+    with refused(*shown, "1600000000" if wrong == str(TIMES[4]) else "labels.csv"):
+        index_of(*options_of(images, write(tmp_path, header, cells), *overrides))
 
 
-def test_a_table_without_a_header_is_refused_before_it_loses_a_row(images: Path, tmp_path) -> None:
-    table = write(tmp_path, f"{path_of(11)},dog", NAMES[:11])
-    followed = [f"data.path_column='{path_of(11)}'", "data.label_columns=[dog]"]
-    for more in ([], followed):
-        with refused("no header", path_of(11)):
-            index_of(*options_of(images, table, *more))
+def test_missing_cells_of_parquet_are_refused(images: Path, tmp_path) -> None:
+    with refused("row 2 (label: '')"):
+        index_of(*options_of(images, write_columns(tmp_path, {"label": ["cat", None]})))
+
+
+def test_numbers_that_float32_merges_are_refused_if_all_of_them_are_alike(images, tmp_path) -> None:
+    """Not those of a small split."""
+    cells = [f"{time},val" for time in TIMES]
+    cells[:2] = "0.5,train", "1.6e9,train"
+    train, val = index_of(*options_of(images, write(tmp_path, "path,label,split", cells)))
+    assert [len(train), len(val)] == [2, NUM_IMAGES - 2]
+    for values in (np.array(TIMES), np.array(TIMES)[:, None]):  # of your own Dataset
+        with refused("time", "1600000000"):
+            check_rounding(Target("numbers", values, ("time",)))
+    check_rounding(Target("numbers", names=("time",)))
 
 
 def test_classes_that_differ_in_spelling_are_named(images: Path, tmp_path) -> None:

@@ -24,10 +24,10 @@ BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.slow
 RUN = "outputs/train_ddp/4711"
 
-# Both write down their arguments. What srun does in place of the step is added.
+# They write down their arguments; what srun does in place of the step is added.
 SRUN = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > srun.txt
-env > environment.txt
+env >> srun.txt
 """
 SCONTROL = """#!/usr/bin/env bash
 if [[ $1 == show ]]; then printf '%s\\n' localhost node-b; exit; fi
@@ -76,16 +76,15 @@ def run_job(
 ) -> tuple[int, str]:
     """Exit code and prints of the batch script, run as Slurm would; `srun` runs `step`."""
     stubs = folder / "bin"
-    stubs.mkdir()
+    stubs.mkdir(exist_ok=True)
     for name, text in {"srun": SRUN + step, "scontrol": SCONTROL}.items():
         (stubs / name).write_text(text)
         (stubs / name).chmod(0o755)
-    (folder / "train_ddp.py").touch()
     path = f"{stubs}:{BIN}:{os.environ['PATH']}"
     env = os.environ | SLURM | {"PATH": path, "HOME": str(folder)} | variables
+    options: dict[str, Any] = {"cwd": folder, "env": env, "stdout": PIPE, "stderr": STDOUT}
     command = ["bash", str(SBATCH), *overrides]
-    options: dict[str, Any] = {"stdout": PIPE, "stderr": STDOUT, "text": True}
-    with Popen(command, cwd=folder, env=env, start_new_session=True, **options) as job:
+    with Popen(command, text=True, start_new_session=True, **options) as job:
         try:
             meanwhile(job)
             printed, _ = job.communicate(timeout=120)
@@ -95,53 +94,51 @@ def run_job(
     return job.returncode, printed
 
 
-def lines_of(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+def requeued(folder: Path) -> str:
+    """What Slurm was asked for."""
+    path = folder / "requeue.txt"
+    return path.read_text() if path.exists() else ""
 
 
 def test_every_node_runs_one_torchrun_of_the_script_with_the_overrides(tmp_path) -> None:
-    (tmp_path / "train_ddp_amp.py").touch()
     overrides, script = ["epochs=2", "name=two words"], "train_ddp_amp.py"
-    status, _ = run_job(tmp_path, "exit 75", *overrides, SCRIPT=script, SLURM_GPUS_ON_NODE="4")
-    assert status == 75
-    assert not (tmp_path / "requeue.txt").exists()
-    arguments = lines_of(tmp_path / "srun.txt")
-    assert arguments[-5:-2] == [script, "output_dir=outputs/train_ddp_amp/4711", "resume=auto"]
-    assert arguments[-2:] == overrides
-    start = arguments.index("torchrun")
-    expected = {"--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpus-per-task=8"}
-    assert expected <= set(arguments[:start])
-    assert {"--nnodes=2", "--nproc_per_node=4", "--max-restarts=3"} <= set(arguments[start:])
-    expected = {"OMP_NUM_THREADS=2", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"}
-    assert expected <= set(lines_of(tmp_path / "environment.txt"))
-
-
-def test_a_job_submitted_elsewhere_says_where_to_submit_it(tmp_path) -> None:
-    status, text = run_job(tmp_path, "exit 0", SCRIPT="nowhere.py")
+    variables: Any = {"SCRIPT": script, "SLURM_GPUS_ON_NODE": "4"}
+    status, text = run_job(tmp_path, "exit 75", *overrides, **variables)
     assert (status, (tmp_path / "srun.txt").exists()) == (2, False)
-    assert f"nowhere.py is not in {tmp_path}; submit in the repository's root" in text
+    assert f"{script} is not in {tmp_path}; submit in the repository's root" in text
+    (tmp_path / script).touch()
+    assert run_job(tmp_path, "exit 75", *overrides, **variables)[0] == 75
+    assert requeued(tmp_path) == ""
+    lines = (tmp_path / "srun.txt").read_text().splitlines()
+    start, call = lines.index("torchrun"), lines.index(script)
+    expected = {"--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpus-per-task=8"}
+    assert expected <= set(lines[:start])
+    assert {"--nnodes=2", "--nproc_per_node=4", "--max-restarts=3"} <= set(lines[start:call])
+    folder = "output_dir=outputs/train_ddp_amp/4711"
+    assert lines[call : call + 5] == [script, folder, "resume=auto", *overrides]
+    assert {"OMP_NUM_THREADS=2", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"} <= set(lines[call:])
 
 
 PLACES = ["output_dir=a/b", "++output_dir=a", "output_dir=~/a", "output_dir=-rf"]
 PLACES += ['output_dir="a (1)"', r"output_dir='it\'s'", r'''++output_dir="a \"b\""''']
 
 
-@pytest.mark.parametrize("override", [None, *PLACES])
+@pytest.mark.parametrize("override", [f"output_dir={RUN}", *PLACES])
 def test_the_job_is_requeued_if_the_run_asks_for_it(override, tmp_path, monkeypatch) -> None:
     """In the folder that the run reads from its command line, and after an earlier start."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    given = make_config(with_home(override)).output_dir if override else RUN
-    run = tmp_path / given
+    run = tmp_path / make_config(with_home(override)).output_dir
     run.mkdir(parents=True)
     (run / "requeue").touch()
-    overrides = [override] if override else ["a=1"]
-    gone = f"[[ ! -e {shlex.quote(str(run))}/requeue ]] || exit 3"
-    step = f"{gone}; touch {shlex.quote(str(run))}/requeue; exit 75"
+    (tmp_path / "train_ddp.py").touch()
+    asked = shlex.quote(f"{run}/requeue")
+    step = f"[[ ! -e {asked} ]] || exit 3; touch {asked}; exit 75"
+    overrides = ["a=1"] if RUN in override else [override]
     status, text = run_job(tmp_path, step, *overrides, REFUSED="1")
     assert status == 75, text
-    assert lines_of(tmp_path / "requeue.txt") == ["requeue 4711"]
+    assert requeued(tmp_path) == "requeue 4711\n"
     _, _, again = text.partition("not requeued; submit again with ")
-    assert shlex.split(again)[0] == (override or f"output_dir={RUN}")
+    assert shlex.split(again)[0] == override
 
 
 def test_a_cancelled_job_is_not_requeued(tmp_path) -> None:
@@ -149,9 +146,10 @@ def test_a_cancelled_job_is_not_requeued(tmp_path) -> None:
         wait_for((tmp_path / "ready").exists, "the ranks")
         job.terminate()
 
+    (tmp_path / "train_ddp.py").touch()
     step = f"mkdir -p {RUN}; touch {RUN}/requeue ready; sleep 0.5"
     assert run_job(tmp_path, step, meanwhile=cancel)[0] == -signal.SIGTERM
-    assert not (tmp_path / "requeue.txt").exists()
+    assert requeued(tmp_path) == ""
 
 
 def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(tmp_path) -> None:
@@ -167,7 +165,7 @@ def test_a_signal_reaches_every_rank_of_two_nodes_and_each_has_the_time_to_save(
     status, text = run_job(tmp_path, TWO_NODES, meanwhile=interrupt, SLURM_JOB_ID=job_id)
     assert status == 1, text  # torchrun's own, whatever its ranks return
     assert len(list(run.glob("saved*"))) == 4, text
-    assert lines_of(tmp_path / "requeue.txt") == [f"requeue {job_id}"]
+    assert requeued(tmp_path) == f"requeue {job_id}\n"
 
 
 def test_the_trainjob_starts_the_script_as_torchrun_and_kubernetes_read_it() -> None:

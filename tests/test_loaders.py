@@ -1,17 +1,137 @@
-"""Normalisation, threads, worker processes, CPUs."""
+"""Pixels of photos that are turned or decoded in part, normalisation, threads, workers, CPUs."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 
-from loaders.limits import cpus_per_rank
+from loaders.index import BadFileError
+from loaders.limits import cpus_per_rank, map_in_threads
 from loaders.workers import default_workers
-from tests.images import loaders_of
+from tests.helpers import refused
+from tests.images import (
+    FOLDERS,
+    PLAIN,
+    index_of,
+    loaders_of,
+    make_photos,
+    paths_in,
+    photos_in,
+    reading,
+    save,
+    save_tiff,
+    smooth,
+    turned,
+)
+from tests.kinds import OTHERS
 from tests.processes import workers_of
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "photos", 8)
+
+
+def test_photos_are_turned_or_not(root: Path) -> None:
+    """Also PNGs whose tags are behind their pixels."""
+    stored = smooth(0, 50, 60)
+    for name, form in (("one.png", "PNG"), ("two.png", "WEBP"), ("behind.png", "PNG")):
+        save(root / "a" / name, Image.fromarray(stored), format=form, exif=turned(6), lossless=True)
+    content = (behind := root / "a" / "behind.png").read_bytes()
+    start = content.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4])
+    behind.write_bytes(content[:start] + content[end:-12] + content[start:end] + content[-12:])
+    options = photos_in(root, "data.val_count=1")
+    for given, expected in (("null", np.rot90(stored, -1)), ("false", stored)):
+        indexes = index_of(*options, f"data.exif={given}")
+        # DALI finds no tags in a WebP.
+        assert all(index.headers[0]["dali"].all() for index in indexes) == (given == "false")
+        for index in indexes:
+            for sample, name in enumerate(paths_in(index)):
+                if name.endswith(".png"):
+                    assert np.array_equal(index.read(sample), expected)
+    Image.fromarray(stored).save(root / "a" / "three.tif", tiffinfo={0x112: 6})
+    index_of(*options)
+    with refused("three.tif"):  # which Pillow turns
+        index_of(*options, "data.exif=false")
+
+
+OPTIONS = [*FOLDERS, "data.val_fraction=0.25", "global_batch_size=4"]
+OPTIONS += [*PLAIN, "data.resize=64", "data.hflip=0.5"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """16 large JPEGs, turned in all ways; every third one is progressive."""
+    root = tmp_path_factory.mktemp("reduced") / "photos"
+    for number in range(16):
+        options = {"quality": 90, "progressive": number % 3 > 1, "exif": turned(1 + number % 8)}
+        image = smooth(number, 301 + number, 420 - 3 * number)
+        save(root / "ab"[number % 2] / f"{number:02d}.jpg", image, **options)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("crops", "mean", "most"),
+    [
+        (["data.random_crop=true", "data.crop=[48,48]"], 0.6, 6),
+        (["data.random_resized_crop=[0.3,1]", "data.crop=[24,24]"], 0.9, 12),  # most at 1/8
+    ],
+)
+def test_reduced_decoding_changes_pixels_a_little(crops, mean, most, photos: Path) -> None:
+    """Differences from whole decoding and from other backends, on average and at most, of 255."""
+    found = []
+    reduced, whole_images = ["data.reduced_decoding=true"], ["data.reduced_decoding=false"]
+    for other in (reduced, whole_images, *OTHERS.values()):
+        splits = loaders_of(*OPTIONS, *reading(photos), *crops, *other)
+        found.append(torch.cat([inputs.clone() for split in splits for inputs, _ in split]))
+    for whole in found[1:]:
+        difference = 255 * (found[0] - whole).abs()
+        assert 0 < difference.mean() < mean
+        assert difference.max() <= most
+
+
+def test_lines_of_a_png_are_right_or_its_damage_is_seen(root: Path) -> None:
+    """One byte is damaged, each in turn."""
+    image = np.random.default_rng(0).integers(0, 4, (12, 10, 3), dtype=np.uint8)
+    save(path := root / "a" / "0.png", image)
+    splits = index_of(*photos_in(root, "data.val_count=1"))
+    [index] = [index for index in splits if str(path) in paths_in(index)]
+    sample, content, num_errors = paths_in(index).index(str(path)), path.read_bytes(), 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        try:
+            top = index.read_part(sample, 0, (0, 0, 5, 10), (5, 10), False)
+        except BadFileError:
+            num_errors += 1
+        else:
+            assert np.array_equal(top, image[:5]), at
+    assert num_errors > 0.8 * len(content)
+
+
+def test_uncompressed_tiffs_are_decoded_in_microseconds_or_are_cut_short(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Also where whole batches cannot be read, as of images that are resized."""
+    image = np.arange(8 * 10 * 5, dtype=np.uint16).reshape(8, 10, 5)
+    for label in "ab":
+        save_tiff(tmp_path / "tiffs" / label / "1.tif", image)
+    index = index_of("data=cells", "data.val_count=1", *reading(tmp_path / "tiffs"))[0]
+    monkeypatch.setattr("loaders.images.decoding._read_tiff", None)
+    found = index.read(0, 0)
+    assert np.array_equal(found, image)
+    assert found.flags.writeable
+    path = paths_in(index)[0]
+    os.truncate(path, os.path.getsize(path) - 1)
+    with pytest.raises(BadFileError, match="cut short"):
+        index.read(0, 0)
 
 
 def test_inputs_are_normalised_with_mean_and_std() -> None:
@@ -22,6 +142,13 @@ def test_inputs_are_normalised_with_mean_and_std() -> None:
     pictures: Any = loader.info.pictures(inputs)
     assert 0 <= pictures.min() < 1e-3
     assert 0.99 < pictures.max() <= 1
+
+
+def test_the_size_of_inputs_and_what_they_show_is_described(root: Path) -> None:
+    options = photos_in(root, "data.val_count=3")
+    train, _ = loaders_of(*options, "data.resize=70", "data.crop=56")
+    line = "inputs: 56x56, 3 channels, 49.4% of images of 60-64x80"
+    assert train.info.description[1] == line
 
 
 def test_the_training_keeps_its_number_of_threads() -> None:
@@ -70,20 +197,25 @@ def test_ranks_share_cpus_and_a_gpu_has_workers_for_all_but_one(
         assert default_workers(torch.device(device), num_samples, num_threads) == count
 
 
+def test_large_items_are_given_to_threads_one_by_one() -> None:
+    """However many there are."""
+    began = [Event() for _ in range(600)]
+
+    def work(number: int) -> bool:
+        began[number].set()
+        return number > 0 or began[1].wait(timeout=5)
+
+    assert all(map_in_threads(work, range(len(began)), "testing", 2, size=1))
+
+
 def test_worker_processes_load_what_threads_load(tmp_path) -> None:
     """Also after an epoch was left early. They have little memory of their own."""
-    options = [
-        f"data.cache_dir={tmp_path}",
-        "data.random_resized_crop=[0.5,1]",
-        "data.hflip=0.5",
-        "global_batch_size=160",
-    ]
-    threads, _ = loaders_of(*options)
-    workers, _ = loaders_of(*options, "loader.num_workers=2", "loader.prefetch_factor=1")
+    options = [f"data.cache_dir={tmp_path}", "data.random_resized_crop=[0.5,1]", "data.hflip=0.5"]
+    options += ["global_batch_size=160", "loader.prefetch_factor=1"]
+    threads, workers = (loaders_of(*options, f"loader.num_workers={n}")[0] for n in (0, 2))
     next(iter(workers))
     for loader in (threads, workers):
         loader.set_epoch(1)
-    assert len(workers) >= 20
     for batch, other in zip(threads, workers, strict=True):
         assert all(map(torch.equal, batch, other))
     processes = workers_of(psutil.Process())

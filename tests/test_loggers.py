@@ -1,13 +1,19 @@
-"""Loggers: a resumed run continues the same log, and a run goes on without one that fails."""
+"""A resumed run continues the same log, and goes on without a logger that fails; traces."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 
 from runtime.loggers import Loggers
-from tests.helpers import folder_with
+from tests.helpers import has_ranks
 from tests.processes import train
-from tests.results import scalars_of
+from tests.results import scalars_of, summary_of, trace_of
+from tests.rows import rows
+
+SMALL = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_batch_size=1000"]
+SMALL += ["log.every_steps=1", "optimizer.warmup_epochs=0"]
 
 
 def write_log(loggers: Loggers, *parts: range) -> None:
@@ -55,20 +61,75 @@ class AbsentLogger(Logger):
 
 def test_a_run_goes_on_without_loggers_that_fail_and_names_them_once(tmp_path) -> None:
     """It ends as if they had not failed."""
-    found_here = "import runtime.loggers\nruntime.loggers.__path__.append('.')\n"
-    folder = folder_with(tmp_path / "s", "train.py", ("import hydra\n", found_here))
     for name in ("full", "absent"):
-        (folder / f"{name}.py").write_text(OWN)
-    options = ["loader=synthetic", "model.kwargs.width=4", "data.crop=[12,12]", "epochs=2"]
-    options += ["global_batch_size=1000", "log.to=[full,absent,csv]", "log.every_steps=1"]
-    run = tmp_path / "run"
-    text = train("train.py", run, *options, folder=folder)
+        (tmp_path / f"{name}.py").write_text(OWN)
+    found_here = f"import runtime.loggers\nruntime.loggers.__path__.append({str(tmp_path)!r})\n"
+    run, options = tmp_path / "run", ["epochs=2", "log.to=[full,absent,csv]"]
+    text = train("train.py", run, *SMALL, *options, edits=[("import hydra\n", found_here)])
     lost = "values are lost from here on"
     full = f"log.to=full: {lost}: OSError: [Errno 28] No space left on device (full.py:11)"
-    assert text.count(f"{full}\n") == 1
     absent = f"log.to=absent: {lost}: RuntimeError: no such host (absent.py:17)"
-    assert text.count(f"{absent}\n") == 1
+    assert (text.count(f"{full}\n"), text.count(f"{absent}\n")) == (1, 1)
     assert "Traceback" not in text
     steps = {int(line) for line in (run / "steps.txt").read_text().splitlines()}
     assert steps == {1, 2, 3}
     assert (run / "metrics.csv").read_text().count("train/loss") == 20
+
+
+SLOW = [pytest.param(script, marks=pytest.mark.slow) for script in rows("train_ddp.py")]
+
+
+def num_steps(run: Path, rank: int = 0) -> int:
+    """Steps of the optimizer in a trace."""
+    return sum(name.startswith("Optimizer.step") for name in trace_of(run, rank))
+
+
+@pytest.mark.parametrize("script", ["train.py", *SLOW])
+def test_each_rank_writes_a_trace_of_the_steps_that_are_asked_for(script, tmp_path: Path) -> None:
+    run, ranks, options = tmp_path / "run", range(1 + has_ranks(script)), [*SMALL, "log.images=0"]
+    said = train(script, run, *options, "max_steps=8", "profile.steps=[2,3]")
+    assert f"open {run / 'trace-rank0.json.gz'}" in said
+    assert [num_steps(run, rank) for rank in ranks] == [3] * len(ranks)
+    assert summary_of(run)["seconds"]["profile"] > 0
+    # Of its second step on, and it ends after three.
+    more = ["resume=auto", "max_steps=11", "profile.steps=[1,9]", "profile.memory=true"]
+    train("train.py", run, *options, *more)
+    assert num_steps(run) == 2
+    assert "[memory]" in trace_of(run)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a log in two parts, whose ids are empty at first, as when a process is killed."""
+    run = tmp_path_factory.mktemp("loggers") / "run"
+    run.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.chdir(run.parent)  # for MLflow's images
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}.db")
+        names = [name for name in ("mlflow", "wandb") if find_spec(name)]
+        for name in names:
+            (run / f"{name}_id").touch()
+        for steps in (range(1, 4), range(3, 6)):  # step 3 again, as after a resume at step 2
+            loggers = Loggers(names, run)
+            write_log(loggers, steps)
+            loggers.close()
+    return run
+
+
+def test_mlflow_has_one_run(run: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{run}.db")
+    [logged] = client.search_runs(["0"])
+    assert logged.info.status == "FINISHED"
+    steps = [point.step for point in client.get_metric_history(logged.info.run_id, "train/loss")]
+    assert sorted(set(steps)) == [1, 2, 3, 4, 5]
+    assert logged.data.params["global_batch_size"] == "8"
+    assert client.list_artifacts(logged.info.run_id)
+
+
+def test_wandb_has_one_run(run: Path) -> None:
+    pytest.importorskip("wandb")
+    name = (run / "wandb_id").read_text()
+    files = [path.name for path in run.glob("wandb/offline-run-*/*.wandb")]
+    assert files == [f"run-{name}.wandb"] * 2

@@ -8,24 +8,15 @@ import pytest
 from PIL import Image
 
 from loaders.check import check
+from loaders.open_index import open_index
 from tests.helpers import make_config, refused
 from tests.images import PLAIN, index_of, paths_in, reading, save, save_tiff, turned
 
 
-def filled(value: int, height: int = 8, width: int = 10) -> np.ndarray:
-    mask = np.zeros((height, width), np.uint8)
+def filled(value: int, dtype: str = "uint8", width: int = 10) -> np.ndarray:
+    """A mask of 0, and of this value at one place."""
+    mask = np.zeros((8, width), dtype)
     mask[2, 3] = value
-    return mask
-
-
-def numbers(dtype: str, value: int) -> np.ndarray:
-    return np.where(filled(1), value, 0).astype(dtype)
-
-
-def coloured(index: int, *colours: tuple[int, int, int]) -> Image.Image:
-    """A mask of 0 and one index, with these colours."""
-    mask = Image.fromarray(filled(index))
-    mask.putpalette(sum(colours, ()))
     return mask
 
 
@@ -41,30 +32,37 @@ def options_of(root: Path, masks: dict[str, Any]) -> list[str]:
     return ["data=masks", "data.val_count=1", *reading(root)]
 
 
-BLACK, RED, GREEN = (0, 0, 0), (255, 0, 0), (0, 255, 0)
-
-
 @pytest.mark.parametrize(
     ("masks", "overrides", "shown"),
     [
         ({"a.png": filled(255)}, [], ["a.png", "data.ignore_index=255"]),
         ({"a.png": filled(3)}, ["data.num_classes=3"], ["a.png", "data.num_classes", "up to 3"]),
         ({"a.png": filled(0), "b.png": filled(0)}, [], ["data.num_classes"]),
-        ({"a.png": filled(1, 8, 9)}, [], ["a.png", "8x9", "8x10"]),
+        ({"a.png": filled(1, width=9)}, [], ["a.png", "8x9", "8x10"]),
         ({"a.jpg": Image.new("L", (10, 8))}, [], ["a.jpg", "JPEG"]),
         (
             {"b.png": np.full((8, 10), 255, np.uint8), "c.png": filled(1)},
             ["data.ignore_index=255"],
             ["the 1 ", "nothing but data.ignore_index=255"],
         ),
-        ({"a.tif": np.zeros((8, 10), np.float32)}, [], ["a.tif", "float32"]),
-        ({"a.tif": numbers("uint32", 65536)}, ["data.num_classes=2"], ["a.tif", "65536"]),
-        ({"a.tif": numbers("int32", -1)}, [], ["a.tif", "-1", "data.ignore_index=-1"]),
+        ({"a.tif": filled(0, "float32")}, [], ["a.tif", "float32"]),
+        ({"a.tif": filled(65536, "uint32")}, ["data.num_classes=2"], ["a.tif", "65536"]),
+        ({"a.tif": filled(-1, "int32")}, [], ["a.tif", "-1", "data.ignore_index=-1"]),
     ],
 )
 def test_wrong_masks_are_named_at_start(masks: dict, overrides, shown, tmp_path: Path) -> None:
     with refused(*shown):
         index_of(*options_of(tmp_path / "data", {"b.png": filled(1)} | masks), *overrides)
+
+
+def test_a_class_of_the_test_split_alone_is_refused_with_the_number_of_classes(
+    tmp_path: Path,
+) -> None:
+    for split, highest in (("train", 2), ("val", 2), ("test", 3)):
+        options_of(tmp_path / "data" / split, {"a.png": filled(1), "b.png": filled(highest)})
+    cfg = make_config("data=masks", *reading(tmp_path / "data"))
+    with refused("1 of 6 masks", "test/masks/b.png", "data.num_classes (now 3)"):
+        open_index(cfg.data, ("train", "test"))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint16", "uint32"])
@@ -113,12 +111,14 @@ def test_a_photo_that_is_turned_beside_a_mask_that_is_not_is_refused(
 
 def test_the_check_names_masks_whose_palettes_differ(tmp_path: Path) -> None:
     """But above their highest index, and for data.ignore_index."""
-    masks = {
-        "a.png": coloured(1, BLACK, RED, GREEN, RED),
-        "b.png": coloured(1, BLACK, RED, RED),
-        "c.png": filled(1),
-        "d.png": coloured(1, BLACK, GREEN),
+    black, red, green = [0, 0, 0], [255, 0, 0], [0, 255, 0]
+    masks: dict[str, Any] = {
+        name: Image.fromarray(filled(1)) for name in ("a.png", "b.png", "d.png")
     }
+    masks["a.png"].putpalette(black + red + green + red)
+    masks["b.png"].putpalette(black + red + red)
+    masks["d.png"].putpalette(black + green)
+    masks["c.png"] = filled(1)
     options = options_of(tmp_path / "data", masks)
     num_files, problems = check(make_config(*options).data)
     [path] = problems

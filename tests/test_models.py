@@ -1,35 +1,137 @@
-"""Models by name: the small CNN, those of torchvision and timm, and how all are built."""
+"""Models by name: the template's own, those of torchvision and timm, and how all are built."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import models
 from conf.schema import ModelConfig
 from models import build_model
-from models.pretrained import first_convolution, fitting_weights, head_of, initial_weights, is_in
+from models.pretrained import (
+    first_convolution,
+    fitting_weights,
+    head_of,
+    initial_weights,
+    is_in,
+)
 from tests.helpers import refused
-from tests.model_contract import build, check_contract, check_learning
+from tests.rows import rows
 
 FAMILIES = {
     "torchvision": ("convnext_tiny", "googlenet", "resnet18", "squeezenet1_1", "vit_b_32"),
     "timm": ("test_efficientnet", "test_resnet", "test_vit", "levit_128s"),  # two heads
 }
+# Name, layer that is replaced for other outputs, keyword arguments, wrong values of these, and the
+# smallest side of an image.
+OWN = [
+    ("small_cnn", "classifier", "width, batch_norm", {"width": [0, 7, -2]}, 8),
+    *rows(
+        ("unet", "head", "width, num_levels, batch_norm", {"width": [0], "num_levels": [0]}, 1),
+        (
+            *("nafnet", "tail.0", "width, num_blocks, scale"),
+            {"width": [0], "scale": [0], "num_blocks": [[], [1, 0, 1]]},
+            1,
+        ),
+        needs="model=unet",
+    ),
+]
 
 
-def test_the_small_cnn_keeps_the_contract() -> None:
-    wrong = [("width", width) for width in (0, 7, -2)]  # it needs a half
-    check_contract("small_cnn", "classifier", "width, batch_norm", *wrong)
-    for shape in [(1, 8, 8), (1, 8, 31), (5, 50, 50)]:
-        assert build("small_cnn", shape[0], 10)(torch.rand(2, *shape)).shape == (2, 10)
+def build(
+    name: str, in_channels: int, num_outputs: int, arch: str | None = None, **kwargs: Any
+) -> Any:
+    """The model, built as a script builds it."""
+    return build_model(ModelConfig(name=name, arch=arch, kwargs=kwargs), in_channels, num_outputs)
 
 
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_the_small_cnn_learns_with_and_without_batch_norm(batch_norm: bool) -> None:
+@pytest.mark.parametrize(("name", "head", "accepted", "wrong", "smallest"), OWN)
+def test_an_own_model_takes_any_size_and_names_what_it_takes(
+    name: str, head: str, accepted: str, wrong: dict[str, list[Any]], smallest: int
+) -> None:
+    for unknown in ({"widht": 8}, {"arch": "resnet18"}):
+        with refused(*unknown, f"it takes only in_channels, num_outputs, {accepted}"):
+            build(name, 3, 3, **unknown)
+    for key, values in wrong.items():
+        for value in values:
+            with refused(f"{key}={value}"):
+                build(name, 3, 3, **{key: value})
+    models = []
+    for channels_last in (False, True):
+        torch.manual_seed(0)
+        cfg = ModelConfig(name=name, channels_last=channels_last)
+        models.append(build_model(cfg, 3, 3).eval())
+    first = models[1].get_parameter(first_convolution(models[1]))
+    assert first.is_contiguous(memory_format=torch.channels_last)
+    assert head_of(models[0]) == (head,)
+    for size in ((smallest, smallest), (33, 18)):
+        images = torch.rand(2, 3, *size)
+        outputs, same = models[0](images), models[1](images)
+        assert outputs.shape == ((2, 3) if name == "small_cnn" else images.shape)
+        torch.testing.assert_close(same, outputs, rtol=1e-3, atol=1e-4)
+
+
+WITH_AND_WITHOUT = [
+    (name, kwargs)
+    for name, _, accepted, *_ in OWN
+    for kwargs in ({}, {"batch_norm": False})
+    if all(key in accepted for key in kwargs)
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), WITH_AND_WITHOUT)
+def test_an_own_model_learns_by_most_of_its_weights(name: str, kwargs: dict[str, Any]) -> None:
+    """The loss of a batch falls to a fifth, and most of each parameter has a part in it. A pixel is
+    noise, or in a square, or in its frame, which 3x3 windows cannot tell from noise."""
     torch.manual_seed(0)
-    model = build("small_cnn", 1, 10, width=8, batch_norm=batch_norm)
-    check_learning(model, torch.rand(8, 1, 16, 16), torch.arange(8))
+    masks = torch.zeros(16, 24, 24, dtype=torch.int64)
+    for mask in masks:
+        y, x = torch.randint(3, 12, (2,)).tolist()
+        mask[y - 3 : y + 11, x - 3 : x + 11] = 2
+        mask[y : y + 8, x : x + 8] = 1
+    squares = (masks[:, None] == 1).float()
+    inputs = squares + 0.3 * torch.randn_like(squares)
+    targets = {"small_cnn": torch.arange(16), "unet": masks, "nafnet": squares}[name]
+    num_outputs = {"small_cnn": 16, "unet": 3, "nafnet": 1}[name]
+    model = build(name, 1, num_outputs, width=8, **kwargs)
+    loss_of = F.mse_loss if name == "nafnet" else F.cross_entropy
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 5
+    for name, parameter in model.named_parameters():
+        assert (parameter != before[name]).float().mean() > 0.6, name
+
+
+@pytest.mark.parametrize("scale", rows(1, 2, needs="model=nafnet"))
+def test_nafnet_corrects_its_enlarged_input_and_its_padding_leaves_no_trace(scale: int) -> None:
+    torch.manual_seed(0)
+    model = build("nafnet", 3, 3, width=4, scale=scale)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("beta", "gamma")):  # at the start, the blocks are the identity
+            nn.init.normal_(parameter)
+
+    def correction(images: Tensor) -> Tensor:
+        return model(images) - F.interpolate(images, scale_factor=scale, mode="bicubic")
+
+    images = torch.rand(1, 3, 16, 20)
+    cut = images[:, :, :13, :18]
+    images[:, :, 13:] = images[:, :, 12:13]
+    images[:, :, :, 18:] = images[:, :, :, 17:18]
+    # The enlarged input differs near the cut; the correction may not.
+    expected = correction(images)[:, :, : 13 * scale, : 18 * scale]
+    assert expected.std() > 0.01
+    torch.testing.assert_close(correction(cut), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_is_compiled_if_asked_for() -> None:
@@ -66,10 +168,8 @@ def test_every_family_takes_other_channels_and_outputs_and_trains_its_head_alone
     assert all(is_in(name, head_of(model)) for name in learning)
 
 
-def test_what_a_model_does_not_take_is_refused() -> None:
+def test_what_a_family_does_not_take_is_refused() -> None:
     """`fcn_resnet50` is a model of segmentation."""
-    with refused("model.arch=resnet18", "it takes only in_channels, num_outputs, width"):
-        build("small_cnn", 3, 10, arch="resnet18")
     for name, other in (("torchvision", "fcn_resnet50"), ("timm", "mine")):
         pytest.importorskip(name)
         with refused("model.arch=resnet_18 is unknown", "resnet18"):
@@ -80,6 +180,15 @@ def test_what_a_model_does_not_take_is_refused() -> None:
         for kwargs in ({"widht": 8}, {"num_classes": 3}):
             with refused(f"model.kwargs={kwargs} does not fit model.arch=resnet18"):
                 build(name, 3, 7, arch="resnet18", **kwargs)
+
+
+def test_a_model_of_ones_own_has_arguments_of_any_name(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "deep.py").write_text(
+        "from torch.nn import Identity\n\n"
+        "def deep(in_channels, num_outputs, arch, weights): return Identity()\n"
+    )
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    assert isinstance(build("deep", 3, 7, arch="x", weights="uniform"), nn.Identity)
 
 
 def test_timms_weights_are_named_if_missing_and_fit_other_sizes_channels_and_outputs(

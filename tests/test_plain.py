@@ -1,11 +1,12 @@
 """The scripts of plain/ keep what the template promises, and their pieces work alone."""
 
-import ast
+import inspect
 import re
+import runpy
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from tests.helpers import REPOSITORY, replace
-from tests.processes import cpu_with, join, signal_handlers_restored, start, start_process
+from tests.processes import join, signal_handlers_restored, start, start_process
 from tests.results import assert_same
 
 FOLDER = REPOSITORY / "plain"
@@ -25,6 +26,8 @@ SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 ONE, DDP, AMP = SCRIPTS
 NUM_STEPS = 24
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+BEGIN = "    signals = remember_signals()\n"
+END_OF_STEP = "            step += 1  # "
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +41,30 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def num_ranks(script: str) -> int:
-    return 1 if script.endswith(ONE) else 2
-
-
-def edited(script: str, folder: Path, *edits: tuple[str, str]) -> str:
-    """A copy of a script with these texts replaced."""
-    path = folder / f"{len(list(folder.iterdir()))}_{script}"
-    shutil.copy(FOLDER / script, path)
-    for edit in edits:
-        replace(path, *edit)
-    return str(path)
+    return 1 if script == ONE else 2
 
 
 def after_step(step: int, action: str) -> tuple[str, str]:
-    counting = "            step += 1  # "
-    return counting, f"            if step == {step - 1}:\n                {action}\n{counting}"
-
-
-def after_step_of_last_rank(step: int, number: signal.Signals) -> tuple[str, str]:
-    return after_step(step, f'if os.environ.get("RANK") != "0": os.kill(os.getpid(), {number:d})')
+    return END_OF_STEP, f"            if step == {step - 1}:\n                {action}\n"
 
 
 def hang_up_is(disposition: str) -> tuple[str, str]:
-    """The disposition of SIGHUP that the script is started with."""
-    start = "    signals = remember_signals()\n"
-    return start, f"    signal.signal(signal.SIGHUP, signal.{disposition})\n{start}"
+    """The disposition of SIGHUP that a script is started with."""
+    return BEGIN, f"    signal.signal(signal.SIGHUP, signal.{disposition})\n"
 
 
 def run(
-    script: str, out: Path, *options: str, ranks: int | None = None
+    script: str, out: Path, *options: str, edits: Any = (), ranks: int | None = None
 ) -> tuple[list[int | None], str]:
-    """Exit codes of all ranks and the prints of rank 0."""
-    command = [script, *options, f"--out={out}"]
-    ranks = ranks or num_ranks(script)
-    prints = out.with_name(f"prints-{out.name}")
-    processes, paths = start(command, prints, ranks if ranks > 1 else None)
+    """Exit codes of all ranks and the prints of rank 0; of each of the edits, the lines are put
+    before the text."""
+    path = out.with_name(f"{out.name}-{script}")
+    shutil.copy(FOLDER / script, path)
+    for place, lines in edits:
+        replace(path, place, lines + place)
+    command = [str(path), *options, f"--out={out}"]
+    count = ranks or (None if script == ONE else 2)
+    processes, paths = start(command, out.with_suffix(".txt"), count)
     return join(processes), paths[0].read_text()
 
 
@@ -80,42 +72,44 @@ def checkpoint_of(out: Path) -> dict[str, Any]:
     return torch.load(out / "last.pt")
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script", [ONE, *(pytest.param(s, marks=pytest.mark.slow) for s in (DDP, AMP))]
+)
 def test_a_run_that_is_stopped_in_any_way_ends_with_the_same_bits(script, options, tmp_path):
     """Killed while it saves and after its last step, and by signals to one rank."""
     if script == AMP:
         options = [*options, "--dtype=float16"]
-    command, whole, out = f"plain/{script}", tmp_path / "whole", tmp_path / "run"
-    codes, printed = run(command, whole, *options)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    codes, printed = run(script, whole, *options)
     assert not any(codes), printed
     last_line = printed.splitlines()[-1]
 
-    saved = "        torch.save(state, file)\n"
-    cut = f'if state["step"] == 10:\n            file.truncate(999)\n            {KILL}\n'
-    codes, printed = run(edited(script, tmp_path, (saved, f"{saved}        {cut}")), out, *options)
+    cut = f'        if state["step"] == 10:\n            file.truncate(999)\n            {KILL}\n'
+    codes, printed = run(script, out, *options, edits=[("        torch.save(state, file)\n", cut)])
     assert -signal.SIGKILL in codes, printed
     assert checkpoint_of(out)["step"] == 5
 
     for number, step in ((signal.SIGTERM, 7), (signal.SIGHUP, 12)):
-        stop = hang_up_is("SIG_DFL"), after_step_of_last_rank(step, number)
-        codes, printed = run(edited(script, tmp_path, *stop), out, *options)
+        last_rank = f'if os.environ.get("RANK") != "0": os.kill(os.getpid(), {number:d})'
+        stop = [hang_up_is("SIG_DFL"), after_step(step, last_rank)]
+        codes, printed = run(script, out, *options, edits=stop)
         assert codes == [75] * num_ranks(script), printed
         assert checkpoint_of(out)["step"] == step
     assert "epoch 1" not in printed  # left out by the signal after its last step
 
     # What the result depends on must not change, what it does not depend on may.
     before = (out / "last.pt").read_bytes()
-    codes, printed = run(command, out, *options, "--lr=0.5", "--epochs=3")
+    codes, printed = run(script, out, *options, "--lr=0.5", "--epochs=3")
     assert codes == [1] * num_ranks(script), printed
     assert re.search(r"last\.pt has .*'epochs', 3\b.*'lr', 0\.5\b", printed), printed
     assert (out / "last.pt").read_bytes() == before
-    kill = after_step(NUM_STEPS, KILL)
-    codes, printed = run(edited(script, tmp_path, kill), out, *options, "--save-every=7")
+    kill = [after_step(NUM_STEPS, KILL)]
+    codes, printed = run(script, out, *options, "--save-every=7", edits=kill)
     assert -signal.SIGKILL in codes, printed
     assert f"resumed from {out / 'last.pt'}: step 12 of {NUM_STEPS}" in printed
     assert "epoch 1" in printed
 
-    codes, printed = run(command, out, *options)
+    codes, printed = run(script, out, *options)
     assert not any(codes), printed
     assert printed.splitlines()[-1] == last_line
     states = checkpoint_of(out), checkpoint_of(whole)
@@ -124,11 +118,11 @@ def test_a_run_that_is_stopped_in_any_way_ends_with_the_same_bits(script, option
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_nohup_is_respected(options, tmp_path):
-    out = tmp_path / "run"
-    closed = after_step(6, "os.kill(os.getpid(), signal.SIGHUP)")
-    ignoring = edited(ONE, tmp_path, hang_up_is("SIG_IGN"), closed)
-    replace(Path(ignoring), *after_step(9, 'next(model.parameters()).data.fill_(float("nan"))'))
-    codes, printed = run(ignoring, out, *options)
+    out, spoil = tmp_path / "run", 'next(model.parameters()).data.fill_(float("nan"))'
+    hang_up = "elif step == 5: os.kill(os.getpid(), signal.SIGHUP)"
+    place, lines = after_step(10, spoil)
+    edits = [hang_up_is("SIG_IGN"), (place, f"{lines}            {hang_up}\n")]
+    codes, printed = run(ONE, out, *options, edits=edits)
     assert codes == [1]
     assert "not finite after step 10" in printed
     assert str(out / "last.pt") in printed
@@ -138,72 +132,53 @@ def test_weights_that_are_not_finite_are_not_saved_and_nohup_is_respected(option
 def test_two_ranks_compute_what_one_process_computes(options, tmp_path) -> None:
     """Without dropout, and without BatchNorm: on a CPU it looks at the share of a rank. In float64,
     as AdamW magnifies the rounding of float32 in weights with small gradients."""
-    edits = [
-        ("nn.BatchNorm2d(num_out)", "nn.GroupNorm(4, num_out)"),
-        ("Dropout(0.1)", "Dropout(0)"),
-        ("signals = ", "torch.set_default_dtype(torch.float64)\n    signals = "),
-    ]
-    printed, weights = [], []
+    alike = "    import functools\n    torch.set_default_dtype(torch.float64)\n"
+    alike += (
+        "    nn.BatchNorm2d = functools.partial(nn.GroupNorm, 4)\n    nn.Dropout = nn.Identity\n"
+    )
+    results = []
     for script in (ONE, DDP):
-        out = tmp_path / script
-        codes, text = run(edited(script, tmp_path, *edits), out, *options)
+        codes, text = run(script, tmp_path / script, *options, edits=[(BEGIN, alike)])
         assert not any(codes), text
-        printed.append(text.splitlines()[-1])
-        weights.append(checkpoint_of(out)["model"])
-    assert printed[0] == printed[1]
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-9)
+        results.append((text.splitlines()[-1], checkpoint_of(tmp_path / script)["model"]))
+    (line, weights), (other_line, other_weights) = results
+    assert line == other_line
+    torch.testing.assert_close(weights, other_weights, rtol=0, atol=1e-9)
 
 
 def test_a_cpu_without_bfloat16_computes_in_float32(options, tmp_path) -> None:
-    weights = []
+    old = [(BEGIN, '    torch.cpu.get_capabilities = lambda: {"avx512_bf16": False}\n')]
     for name, more in (("default", []), ("given", ["--dtype=float32"])):
-        command = [f"plain/{AMP}", *options, "--epochs=1", *more, f"--out={tmp_path / name}"]
-        watch = partial(cpu_with, {"avx512_bf16": False})
-        processes, [prints] = start(command, tmp_path / f"{name}-", 1, REPOSITORY, watch)
-        assert join(processes) == [0], prints.read_text()
-        weights.append(checkpoint_of(tmp_path / name)["model"])
-    assert_same(*weights)
+        codes, text = run(AMP, tmp_path / name, *options, "--epochs=1", *more, edits=old, ranks=1)
+        assert codes == [0], text
+    assert_same(*(checkpoint_of(tmp_path / name)["model"] for name in ("default", "given")))
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(options, tmp_path) -> None:
     out = tmp_path / "run"
-    stop = after_step(7, "os.kill(os.getpid(), signal.SIGTERM)")
-    assert run(edited(DDP, tmp_path, stop), out, *options)[0] == [75, 75]
-    assert run("plain/train.py", out, *options, ranks=1)[0] == [0]
+    stop = [after_step(7, "os.kill(os.getpid(), signal.SIGTERM)")]
+    assert run(DDP, out, *options, edits=stop)[0] == [75, 75]
+    assert run(ONE, out, *options)[0] == [0]
     assert checkpoint_of(out)["step"] == NUM_STEPS
 
 
-# The pieces that docs/plain.md offers, each without the rest of its script.
+# The pieces that docs/plain.md offers.
 
 
 def piece(name: str) -> Any:
-    """A function of the script with DDP, with the imports of its file and nothing else."""
-    text = (FOLDER / DDP).read_text()
-    body = ast.parse(text).body
-    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    names: dict[str, Any] = {}
-    exec(compile(ast.Module([*imports, *functions], []), DDP, "exec"), names)
-    return names[name]
+    """A function of the script with DDP, which sees the imports of its file and nothing else."""
+    names = runpy.run_path(str(FOLDER / DDP))
+    imports = {n: x for n, x in names.items() if getattr(x, "__module__", "") != "<run_path>"}
+    return FunctionType(inspect.unwrap(names[name]).__code__, imports)
 
 
-def test_pieces_sampler_atomic_saving_and_preemption(tmp_path) -> None:
+def test_pieces_need_the_imports_of_their_file_and_nothing_else(tmp_path) -> None:
+    """What they do, the runs above show."""
     batches = piece("batches_of")(epoch=3, seed=1, num_samples=26, batch_size=4)
-    samples = torch.cat(batches).tolist()
-    assert len(set(samples)) == len(samples) == 24
-    assert set(samples) < set(range(26))
-
-    save, path = piece("save"), tmp_path / "new" / "last.pt"
-    save({"step": 1}, path)
-    with pytest.raises(AttributeError, match="pickle"):
-        save({"step": 2, "f": lambda: 0}, path)
-    assert torch.load(path) == {"step": 1}
-
+    assert len(set(torch.cat(batches).tolist())) == 24
+    piece("save")({"step": 1}, tmp_path / "new" / "last.pt")
     with signal_handlers_restored():
-        received = piece("remember_signals")()
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGUSR1)
-        assert received == [signal.SIGTERM, signal.SIGUSR1]
+        assert piece("remember_signals")() == []
 
 
 def evaluate_in_ranks(rank: int, place: str) -> None:

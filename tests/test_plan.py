@@ -1,117 +1,87 @@
-"""The plan: what happens to which sample in which epoch."""
+"""The plan: what happens to which sample in which epoch. Synthetic batches show its rows."""
 
 import math
-import tracemalloc
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loaders.columns import Columns
-from loaders.index import Index, Source
-from loaders.order import random_permutation, stream_key
-from loaders.plan import Plan
-from loaders.rectangles import Rectangles
-from loaders.targets import ImageSpec, Labels
+from loaders import Loader
+from loaders.order import shuffled
+from loaders.rectangles import resized_sizes
 from tests.helpers import make_config, refused
+from tests.images import loaders_of, photos_in, save, smooth
 
-FLIPPED = ["data.crop=[32,32]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=1"]
-
-
-def make_index(*sizes: tuple[int, int], times: int = 1) -> Index:
-    """An index of images of these sizes, or of `times` images of one size."""
-    count = len(sizes) * times
-    labels = Labels(np.broadcast_to(np.int64(0), count), ("all",))
-    every = np.broadcast_to(np.array(sizes), (count, 2))
-    inputs = ImageSpec(3, "uint8")
-    columns = Columns(sizes=every, distinct_sizes=np.array(sizes))
-    return Index("made/train", labels, inputs, Source(columns), "")
+CROPPED = ["data.crop=[24,20]", "data.random_crop=true", "data.hflip=0.5", "data.vflip=0.5"]
 
 
-def planned(index: Index, *overrides: str, rank=0, ranks=1, train=True) -> Plan:
-    cfg = make_config("global_batch_size=1", *overrides)
-    return Plan(Rectangles(index, cfg, ranks, train), cfg, rank, ranks)
+def rows_of(loader: Loader, epoch: int = 0) -> np.ndarray:
+    """The rows of an epoch."""
+    loader.set_epoch(epoch)
+    return np.concatenate([loader.last_rows.copy() for _ in loader])
 
 
-def make_plan(index: Index, *overrides: str, epoch=0, train=True) -> np.ndarray:
-    return planned(index, *overrides, train=train).rows(np.arange(len(index)), epoch)
+def digits(*overrides: str) -> Loader:
+    """The training loader of 10,000 images of 28x28 pixels."""
+    return loaders_of("loader=synthetic", "global_batch_size=500", *overrides)[0]
 
 
-def test_same_seed_and_epoch_give_the_same_plan_and_others_another() -> None:
-    index = make_index((40, 50), times=100)
-    plan = make_plan(index, *FLIPPED)
-    assert np.array_equal(plan, make_plan(index, *FLIPPED))
-    assert plan["vflip"].all()
-    for other in (make_plan(index, *FLIPPED, epoch=1), make_plan(index, *FLIPPED, "seed=1")):
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> list[str]:
+    """Overrides that read 17 images of 300x400 pixels, and 7 that validate."""
+    root = tmp_path_factory.mktemp("photos") / "photos"
+    for number in range(24):
+        save(root / "ab"[number % 2] / f"{number}.jpg", smooth(number, 300, 400))
+    return photos_in(root, "loader=synthetic", "data.val_count=7", "data.crop=[8,8]")
+
+
+def split_of(root: Path, *sizes: tuple[int, int]) -> list[str]:
+    """Overrides that read an image of each size (height, width), to train and to validate."""
+    for split in ("train", "val"):
+        for number, size in enumerate(sizes):
+            save(root / split / "ab"[number] / "1.png", np.zeros((*size, 3), np.uint8))
+    return photos_in(root, "loader=synthetic", f"global_batch_size={len(sizes)}")
+
+
+def test_same_seed_and_epoch_give_the_same_rows_and_others_others() -> None:
+    rows = rows_of(digits(*CROPPED))
+    assert np.array_equal(rows, rows_of(digits(*CROPPED)))
+    for other in (rows_of(digits(*CROPPED), epoch=1), rows_of(digits(*CROPPED, "seed=1"))):
         for column in ("sample", "y", "x", "hflip"):
-            assert not np.array_equal(plan[column], other[column])
+            assert not np.array_equal(rows[column], other[column])
 
 
-def test_random_crops_reach_every_offset_alike() -> None:
-    index = make_index((10, 12), times=9000)
-    plan = make_plan(index, "data.crop=[8,8]", "data.random_crop=true")
-    assert {*plan["height"], *plan["width"]} == {8}
-    assert np.bincount(plan["y"]) == pytest.approx([3000] * 3, rel=0.1)
-    assert np.bincount(plan["x"]) == pytest.approx([1800] * 5, rel=0.1)
+def deviations(values: np.ndarray, num_values: int) -> float:
+    """Standard deviations by which the chi-square of equally likely values differs from its mean:
+    they come as often as by chance, not more alike either."""
+    expected = len(values) / num_values
+    chi_square = ((np.bincount(values, minlength=num_values) - expected) ** 2 / expected).sum()
+    return float((chi_square - (num_values - 1)) / math.sqrt(2 * (num_values - 1)))
 
 
-def test_evaluation_reads_resized_centre_crops_in_order_and_flips_none() -> None:
-    """The shorter side of 500x375 becomes 256: 224 of 256 are 328 of 375 pixels."""
-    index, options = make_index((375, 500), (500, 375)), ["data.hflip=1", "data.vflip=1"]
-    columns = ["y", "x", "height", "width", "hflip", "vflip"]
-    plan = make_plan(index, "data.resize=256", "data.crop=[224,224]", *options, train=False)
-    assert plan[columns].tolist() == [(23, 86, 328, 328, 0, 0), (86, 23, 328, 328, 0, 0)]
-    exact = make_plan(index, "data.resize=[250,250]", *options, train=False)
-    assert exact[columns].tolist() == [(0, 0, 375, 500, 0, 0), (0, 0, 500, 375, 0, 0)]
-    assert make_plan(make_index((8, 8), times=9), train=False)["sample"].tolist() == [*range(9)]
-
-
-def test_random_resized_crops_have_the_configured_area_and_ratio() -> None:
-    index = make_index((300, 400), times=5000)
-    plan = make_plan(index, "data.crop=[224,224]", "data.random_resized_crop=[0.25,1.0]")
-    share = plan["height"] * plan["width"] / (300 * 400)
-    ratio = plan["width"] / plan["height"]
-    assert 0.24 < share.min() < 0.26
-    assert share.max() > 0.9
-    assert 0.74 < ratio.min() < ratio.max() < 1.35
-    assert (plan["y"] + plan["height"] <= 300).all()
-    options = ["data.crop=[8,8]", "data.random_resized_crop=[0.9,1.0]"]
-    narrow = make_plan(make_index((10, 1000)), *options)
-    assert narrow[["height", "width"]].tolist() == [(10, 10)]
-
-
-@pytest.mark.parametrize("count", [6, 7, 8, 12, 17])
-def test_each_rank_knows_how_many_batches_it_evaluates(count: int) -> None:
-    """One may have one less; together they have every sample once."""
-    parts: list[np.ndarray] = []
-    for rank in range(3):
-        index, batch = make_index((8, 8), times=count), "global_batch_size=6"
-        plan = planned(index, batch, rank=rank, ranks=3, train=False)
-        parts += [*plan]
-        assert len(plan) == len([*plan]) == -(-len(range(rank, count, 3)) // 2)
-    assert sorted(np.concatenate(parts)["sample"]) == [*range(count)]
-
-
-def test_what_gives_no_whole_batch_is_refused() -> None:
-    with refused("[8, 8]", "[9, 9]", "data.crop"):
-        planned(make_index((8, 8), (9, 9)), "data.crop=null")
-    with refused("8x20", "9x9"):
-        planned(make_index((8, 20), (9, 9)), "data.crop=[9,9]")
-    five, options = make_index((8, 8), times=5), ["data.crop=null", "global_batch_size=6"]
-    with refused("made/train", "5 samples", "world_size=6"):
-        planned(five, *options, ranks=6, train=False)
-
-
-def permutation(count: int, epoch: int) -> np.ndarray:
-    return random_permutation(np.arange(count), count, stream_key("x", epoch))
+def test_random_columns_are_uniform_and_independent() -> None:
+    """Crops of 24x20 of 28x28 pixels reach each of 5 x 9 offsets."""
+    rows = rows_of(digits(*CROPPED))
+    assert {*rows["height"]} | {*rows["width"]} == {24, 20}
+    columns = {"y": 5, "x": 9, "hflip": 2, "vflip": 2}
+    for (one, num), (other, num_others) in combinations(columns.items(), 2):
+        both = rows[one].astype(int) * num_others + rows[other]
+        assert abs(deviations(both, num * num_others)) < 5
 
 
 def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs() -> None:
     """All are within 5 standard deviations of chance, as NumPy's permutations are."""
-    count = 100_003
-    for number in (1, 2, 3, 10, 97, 4096, count):
-        assert sorted(permutation(number, 0)) == list(range(number))
-    first, second = permutation(count, 0), permutation(count, 1)
+    for number in (1, 2, 3, 10, 97, 4096):
+        assert sorted(shuffled(np.arange(number), number, 0, 0)) == [*range(number)]
+    # All 120 orders of five samples are alike often.
+    orders = [shuffled(np.arange(5), 5, 0, epoch) for epoch in range(2400)]
+    _, codes = np.unique(orders, axis=0, return_inverse=True)
+    assert abs(deviations(codes, 120)) < 5
+    loader, count = digits(), 10_000
+    first, second = (rows_of(loader, epoch)["sample"] for epoch in range(2))
+    assert sorted(first) == [*range(count)]
     for one, other in [(first, np.arange(count)), (first[:-1], first[1:]), (first, second)]:
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(count)
     # Of each tenth of the samples, as many in each tenth of the epoch.
@@ -120,57 +90,110 @@ def test_a_shuffled_order_keeps_nothing_of_positions_neighbours_or_other_epochs(
     assert (np.diff(first) == 1).sum() < 10  # 1 is expected
 
 
-def test_rows_of_a_billion_samples_cost_what_the_rows_cost() -> None:
-    plan = planned(make_index((40, 50), times=10**9), *FLIPPED)
-    tracemalloc.start()
-    try:
-        places = plan.rows(np.arange(700_000_000, 700_008_192), 0)["sample"]
-        assert tracemalloc.get_traced_memory()[1] < 5e6
-    finally:
-        tracemalloc.stop()
-    assert len(set(places.tolist())) == len(places)
+def test_evaluation_reads_resized_centre_crops_in_order_and_flips_none(tmp_path: Path) -> None:
+    """The shorter side of 500x375 becomes 256: 224 of 256 are 328 of 375 pixels."""
+    options = [*split_of(tmp_path / "d", (375, 500), (500, 375)), "data.hflip=1", "data.vflip=1"]
+    for resize, crop, expected in (
+        ("256", "[224,224]", [(0, 23, 86, 328, 328, 0, 0), (1, 86, 23, 328, 328, 0, 0)]),
+        ("[250,250]", "null", [(0, 0, 0, 375, 500, 0, 0), (1, 0, 0, 500, 375, 0, 0)]),
+    ):
+        val = loaders_of(*options, f"data.resize={resize}", f"data.crop={crop}")[1]
+        columns = ["sample", "y", "x", "height", "width", "hflip", "vflip"]
+        assert rows_of(val)[columns].tolist() == expected
 
 
-def rows_of_run(num_epochs: int, *options: str, resumed_after: int = 0) -> list[Any]:
-    """The samples of a run of so many epochs, in their order; resumed after so many steps."""
-    index, common = make_index((8, 8), times=17), ["global_batch_size=3", *options]
-    plan, found = planned(index, *common), []
-    for epoch in range(num_epochs):
-        plan.begin(epoch)
-        while plan.batches_done < plan.max_batches:
-            rows = next(iter(plan))
-            plan.advance()
-            found += rows[["epoch", "position", "sample"]].tolist()
+def test_sizes_between_two_pixels_are_rounded_as_they_always_were() -> None:
+    """Since packs and runs have them; 201 * 224 / 192 is 234.5."""
+    data, sizes = make_config("data.resize=224").data, np.array([[192, 201], [345, 320]])
+    assert resized_sizes(data, sizes).tolist() == [[224, 235], [241, 224]]
+
+
+def test_random_resized_crops_have_the_configured_area_and_ratio(photos, tmp_path: Path) -> None:
+    loader = loaders_of(*photos, "data.random_resized_crop=[0.25,1.0]", "global_batch_size=17")[0]
+    rows = np.concatenate([rows_of(loader, epoch) for epoch in range(300)])
+    share, ratio = rows["height"] * rows["width"] / (300 * 400), rows["width"] / rows["height"]
+    assert 0.24 < share.min() < 0.26
+    assert share.max() > 0.9
+    assert 0.74 < ratio.min() < ratio.max() < 1.35
+    assert (rows["y"] + rows["height"] <= 300).all()
+    narrow = split_of(tmp_path / "d", (10, 1000), (10, 1000))
+    crop = ["data.crop=[8,8]", "data.random_resized_crop=[0.9,1.0]"]
+    assert {*rows_of(loaders_of(*narrow, *crop)[0])[["height", "width"]].tolist()} == {(10, 10)}
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 12, 17])
+def test_each_rank_knows_how_many_batches_it_evaluates(count: int, photos: list[str]) -> None:
+    """One may have one less; together they have every sample once."""
+    parts: list[np.ndarray] = []
+    for rank in range(3):
+        options = [*photos, f"data.val_count={count}", "global_batch_size=6"]
+        val = loaders_of(*options, rank=rank, world_size=3)[1]
+        batches = [val.last_rows["sample"] for _ in val]
+        assert len(val) == len(batches) == -(-len(range(rank, count, 3)) // 2)
+        parts += batches
+    assert sorted(np.concatenate(parts)) == [*range(count)]
+
+
+def test_what_gives_no_whole_batch_is_refused(photos: list[str], tmp_path: Path) -> None:
+    with refused("[8, 8]", "[9, 9]", "data.crop"):
+        loaders_of(*split_of(tmp_path / "one", (8, 8), (9, 9)), "data.crop=null")
+    with refused("8x20", "9x9"):
+        loaders_of(*split_of(tmp_path / "two", (8, 20), (9, 9)), "data.crop=[9,9]")
+    for size, ranks, named in (
+        (17, 1, []),
+        (18, 1, ["photos/train", "17 samples", "global_batch_size=18"]),
+        (7, 7, []),
+        (8, 8, ["photos/val", "7 samples", "world_size=8"]),
+    ):
+        options = [*photos, f"global_batch_size={size}"]
+        if not named:
+            assert len(loaders_of(*options, world_size=ranks)[1]) == 1
+            continue
+        with refused(*named):
+            loaders_of(*options, world_size=ranks)
+
+
+def rows_of_run(options: list[str], resumed_after: int = 0) -> list[Any]:
+    """Pass, position and sample of the rows of 35 batches of three; resumed after so many."""
+    loader, epoch = loaders_of(*options, "global_batch_size=3")[0], 0
+    found: list[Any] = []
+    while len(found) < 35 * 3:
+        loader.set_epoch(epoch)
+        for _ in loader:
+            found += loader.last_rows[["epoch", "position", "sample"]].tolist()
             if len(found) == 3 * resumed_after:
-                other = planned(index, *common)
-                other.load_state_dict(plan.state_dict())
-                plan = other
+                break
+        epoch += loader.batches_done == loader.max_batches
+        state = loader.state_dict()
+        if len(found) == 3 * resumed_after:
+            loader = loaders_of(*options, "global_batch_size=3")[0]
+            loader.load_state_dict(state)
     return found
 
 
-def test_epochs_of_any_number_of_steps_cut_one_sequence_of_passes() -> None:
+def test_epochs_of_any_number_of_steps_cut_one_sequence_of_passes(photos: list[str]) -> None:
     """Five batches of three of 17 samples are a pass; each pass drops two."""
-    passes = rows_of_run(7)
-    assert len(passes) == 7 * 15
+    passes = rows_of_run(photos)
+    assert [row[0] for row in passes] == [number for number in range(7) for _ in range(15)]
     for steps in (1, 5, 7, 35):
-        options = f"epoch_steps={steps}"
-        assert rows_of_run(35 // steps, options) == passes
+        options = [*photos, f"epoch_steps={steps}"]
+        assert rows_of_run(options) == passes
         for resumed_after in (3, 5, 8, 20):
-            assert rows_of_run(35 // steps, options, resumed_after=resumed_after) == passes
-    assert len(planned(make_index((8, 8), times=17), "global_batch_size=3", "epoch_steps=7")) == 7
+            assert rows_of_run(options, resumed_after) == passes
 
 
-def test_after_a_resume_with_larger_batches_all_are_full_and_each_pass_goes_on() -> None:
+def test_after_a_resume_with_larger_batches_all_are_full_and_each_pass_goes_on(photos) -> None:
     """From row 4, one batch of six is left of a pass of 17 samples, in epochs of nine steps."""
-    index, options = make_index((8, 8), times=17), "epoch_steps=9"
-    first, then = (planned(index, f"global_batch_size={size}", options) for size in (4, 6))
-    first.advance()
-    then.load_state_dict(first.state_dict())
-    batches = [*then]
+    sizes = (4, 6, 6)
+    options = [[*photos, "epoch_steps=9", f"global_batch_size={size}"] for size in sizes]
+    first, then, other = (loaders_of(*each)[0] for each in options)
+    next(iter(first))
+    for loader in (then, other):
+        loader.load_state_dict(first.state_dict())
+    batches = [then.last_rows.copy() for _ in then]
     assert [len(batch) for batch in batches] == [6] * 8
-    first_pass = [row for batch in batches for row in batch if row["epoch"] == 0]
-    assert [row["position"] for row in first_pass] == [*range(4, 10)]
+    first_pass = [row["position"] for batch in batches for row in batch if row["epoch"] == 0]
+    assert first_pass == [*range(4, 10)]
     for batch in batches:  # one after another, as training reads them, they are the same
-        assert np.array_equal(next(iter(then)), batch)
-        then.advance()
-    assert [*then] == []
+        next(iter(other))
+        assert np.array_equal(other.last_rows, batch)

@@ -2,20 +2,18 @@
 
 import itertools
 import linecache
-import os
-import runpy
 import subprocess
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from tests.helpers import REPOSITORY, folder_with, has_ranks
 from tests.images import small_digits
-from tests.processes import ENVIRONMENT, join, print_to, start_process
+from tests.processes import ENVIRONMENT, free_port, join, run_as_main, start_process
 from tests.results import checkpoint_of, summary_of
 from tools.compose import BASELINE, MARKER, compose, find_techniques, split, unmarked_lines
 
@@ -38,8 +36,7 @@ def script_of(names: tuple[str, ...]) -> str:
     return f"train_{'_'.join(names)}.py"
 
 
-# All pairs and the largest sets are trained one after another, first by one process, then by two
-# ranks, which import what they need only once.
+# All pairs and the largest sets: first by one process, then by two ranks.
 TRAINED = sorted(
     {script_of(names) for names in SETS if len(names) == 2 or names in LARGEST},
     key=lambda script: (has_ranks(script), "fsdp" in script, script),
@@ -67,26 +64,11 @@ class HostReads(TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def run_in_turn(rank: int, port: int, scripts: list[str], options: list[str], folder: Path) -> None:
-    """Run scripts in this process; those of several ranks meet at a store, as under torchrun."""
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    print_to(folder / f"prints-{rank}.txt")
-    os.environ.update(ENVIRONMENT)
-    for script in scripts:
-        number = CHAIN.index(script)
-        if has_ranks(script):
-            os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE="2")
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
-            os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
-            os.environ.update(TORCHELASTIC_RESTART_COUNT=f"{number}")
-        sys.argv = [script, *options, f"output_dir=runs/{script}", f"max_steps={2 * number + 2}"]
-        if "accumulate" in script:
-            sys.argv += ["accumulate_steps=2"]
-        if number > 0:
-            sys.argv += [f"resume=runs/{CHAIN[number - 1]}"]
+def run_in_turn(turns: list[tuple[list[str], dict[str, str], Path, Path]]) -> None:
+    """Run scripts in this process, which imports what they need only once."""
+    for turn in turns:
         with HostReads():
-            runpy.run_path(script, run_name="__main__")
+            run_as_main(*turn)
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +85,22 @@ def runs(workshop: Path, tmp_path_factory) -> Path:
     """The folder with a run of two steps of each script in the chain."""
     options = [*small_digits(tmp_path_factory), "global_batch_size=8", "epochs=99"]
     options += ["log.images=0", "loader.num_workers=0", "optimizer.warmup_epochs=0"]
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for num_ranks in (1, 2):
-        scripts = [script for script in CHAIN if 1 + has_ranks(script) == num_ranks]
-        arguments = store.port, scripts, options, workshop
-        ranks = [start_process(run_in_turn, rank, *arguments) for rank in range(num_ranks)]
-        codes = join(ranks, timeout=800)
-        assert not any(codes), (workshop / f"prints-{num_ranks - 1}.txt").read_text()[-5000:]
-    return workshop / "runs"
+    folder = tmp_path_factory.mktemp("runs")
+    turns: dict[int, list[list[Any]]] = {1: [[]], 2: [[], []]}
+    for number, script in enumerate(CHAIN):
+        command = [script, *options, f"output_dir={folder / script}", f"max_steps={2 * number + 2}"]
+        command += ["accumulate_steps=2"] if "accumulate" in script else []
+        command += [f"resume={folder / CHAIN[number - 1]}"] if number else []
+        env = dict(ENVIRONMENT)
+        if has_ranks(script):
+            env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
+        for rank, turn in enumerate(turns[1 + has_ranks(script)]):
+            ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if has_ranks(script) else {}
+            turn.append((command, env | ranks, folder / f"{script}-{rank}.txt", workshop))
+    for several in turns.values():
+        codes = join([start_process(run_in_turn, turn) for turn in several], timeout=800)
+        assert not any(codes), [path.read_text()[-2000:] for path in folder.glob("*.txt")][-2:]
+    return folder
 
 
 def test_every_set_merges_into_a_sound_script_with_all_marked_lines(workshop: Path) -> None:

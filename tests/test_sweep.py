@@ -2,50 +2,45 @@
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers import REPOSITORY, refused
+from tests.helpers import refused
 from tests.processes import signal_handlers_restored, wait_for
 from tools import sweep
 
-# A training script that makes as many checkpoints as it shall, waits while there is a file `hold`
-# and nobody asks it to leave, and writes down how it was started. With a `die` of its seed it ends
-# once, after its first checkpoint. Two that have the same GPU at a time fail.
+# A training script that waits while there is a file `hold` and nobody asks it to leave, and writes
+# down how it was started. With a `die` of its seed it is killed once. Two that have the same GPU at
+# a time fail.
 TRAIN = r"""
 import json, os, pathlib, signal, sys, time
 
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-print("output_dir=" + given["output_dir"])
-folder = pathlib.Path(given["output_dir"][1:-1].replace("\\'", "'"))
-(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+folder, gpu = pathlib.Path(given["output_dir"].strip("'")), os.environ["CUDA_VISIBLE_DEVICES"]
+folder.mkdir(parents=True, exist_ok=True)
 with (folder / "starts.txt").open("a") as file:
     print(gpu, given["resume"], os.environ.get("RANK"), os.environ.get("WORLD_SIZE"), file=file)
 if gpu:
     pathlib.Path("gpu" + gpu).touch(exist_ok=False)
-while (number := len(list(folder.glob("checkpoints/*")))) < int(given.get("steps", 1)):
+    time.sleep(0.1)
+    pathlib.Path("gpu" + gpu).unlink()
+while pathlib.Path("hold").exists():
     time.sleep(0.02)
-    (folder / "checkpoints" / f"step-{number}").mkdir()
-    while pathlib.Path("hold").exists() and not asked:
-        time.sleep(0.02)
     if asked:
         sys.exit(75)
-    if given["seed"] == given.get("die") and number == 0:
-        pathlib.Path("gpu" + gpu).unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+if given["seed"] == given.get("die") and not (folder / "died").exists():
+    (folder / "died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 best = {"val/top1": float(given["lr"]), "val/loss": 1.0}
 (folder / "run.json").write_text(json.dumps({"settings": {"seed": given["seed"]}}))
 (folder / "summary.json").write_text(json.dumps({"best": best, "best_metric": "val/top1"}))
-if gpu:
-    pathlib.Path("gpu" + gpu).unlink()
 """
 
 
@@ -68,9 +63,10 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def starts_of(folder: Path) -> dict[str, list[list[str]]]:
     """GPU, resume, rank and world size of each run's starts, by its name without the checksum."""
-    files = sorted(folder.glob("out/*/starts.txt"))
-    lines = {file.parent.name.rpartition("-")[0]: file.read_text().splitlines() for file in files}
-    return {name: [line.split(" ") for line in some] for name, some in lines.items()}
+    return {
+        file.parent.name.rpartition("-")[0]: [x.split(" ") for x in file.read_text().splitlines()]
+        for file in sorted(folder.glob("out/*/starts.txt"))
+    }
 
 
 def test_every_combination_runs_once_and_what_was_killed_or_failed_again(
@@ -80,43 +76,65 @@ def test_every_combination_runs_once_and_what_was_killed_or_failed_again(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     with refused("jobs=2 of 2 ranks", "4 GPUs", " 3;"):
         run("script=train.py", "jobs=2", "ranks=2")
-    arguments = ["script=train.py", "jobs=2", "lr=0.1,0.2", "seed=1,2", "steps=2", "die=2"]
-    said = run(*arguments, code=1)
-    assert said.count("failed with exit code -9; out/lr_0.") == 2
+    arguments = ["script=train.py", "jobs=2", "lr=0.1,0.2", "seed=1,2", "die=2"]
+    assert run(*arguments, code=1).count("failed with exit code -9; out/lr_0.") == 2
     said = run(*arguments)
     assert "4 runs, 2 ended already" in said
     starts = starts_of(folder)
-    names = ["lr_0.1-seed_1", "lr_0.1-seed_2", "lr_0.2-seed_1", "lr_0.2-seed_2"]
-    assert list(starts) == names
-    assert [len(some) for some in starts.values()] == [1, 2, 1, 2]
-    lines = [line for some in starts.values() for line in some]
-    assert {(gpu, resume) for gpu, resume, *_ in lines} == {("4", "auto"), ("5", "auto")}
-    table = said.splitlines()[-5:]
-    assert table[0].split() == ["best", "samples/s", "run", "settings"]
-    assert [line.split()[1] for line in table[1:]] == ["0.2000", "0.2000", "0.1000", "0.1000"]
+    assert {name: len(some) for name, some in starts.items()} == {
+        "lr_0.1-seed_1": 1,
+        "lr_0.1-seed_2": 2,
+        "lr_0.2-seed_1": 1,
+        "lr_0.2-seed_2": 2,
+    }
+    gpus = {(gpu, resume) for some in starts.values() for gpu, resume, *_ in some}
+    assert gpus == {("4", "auto"), ("5", "auto")}
+    header, *lines = said.splitlines()[-5:]
+    assert header.split() == ["best", "samples/s", "run", "settings"]
+    assert [line.split()[1] for line in lines] == ["0.2000", "0.2000", "0.1000", "0.1000"]
 
 
 def test_a_run_with_another_fixed_override_or_script_is_another_run(folder: Path) -> None:
     for script, seed in [("train.py", 0), ("train.py", 5), ("mine.py", 5)]:
         assert "2 runs, 0 ended already" in run(f"script={script}", f"seed={seed}", "lr=0.1,0.2")
     said = run("script=train.py", "seed=5", "lr=0.3,0.2,0.1")
-    assert "3 runs, 2 ended already" in said
-    assert said.count(": starts") == 1
+    assert ("3 runs, 2 ended already" in said, said.count(": starts")) == (True, 1)
 
 
 def test_a_sweep_that_is_asked_to_leave_lets_its_runs_save_and_goes_on_later(folder: Path) -> None:
-    arguments = ["out=out", "script=train.py", "lr=1", "seed=1,2", "steps=3"]
+    arguments = ["script=train.py", "lr=1", "seed=1,2"]
     (folder / "hold").touch()
-    command = [sys.executable, "-m", "tools.sweep", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
-    wait_for(lambda: list(folder.glob("out/seed_1-*/checkpoints/*")), "a checkpoint")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == os.EX_TEMPFAIL
+
+    def ask() -> None:
+        wait_for(lambda: starts_of(folder), "a run")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    run(*arguments, code=os.EX_TEMPFAIL)
+    asking.join()
     assert [len(lines) for lines in starts_of(folder).values()] == [1]
     (folder / "hold").unlink()
     run(*arguments)
     assert [len(lines) for lines in starts_of(folder).values()] == [2, 1]
+
+
+def test_an_error_of_the_sweep_leaves_no_run_behind(folder: Path, monkeypatch) -> None:
+    (folder / "hold").touch()
+    processes: list[Any] = []
+    start = sweep.start
+
+    def start_one(*arguments: Any) -> Any:
+        if processes:
+            wait_for(lambda: starts_of(folder), "a run")
+            raise OSError("no log")
+        processes.append(start(*arguments))
+        return processes[0]
+
+    monkeypatch.setattr(sweep, "start", start_one)
+    with signal_handlers_restored(), pytest.raises(OSError, match="no log"):
+        sweep.main(["out=out", "script=train.py", "jobs=2", "lr=1", "seed=1,2"])
+    assert [process.returncode for process in processes] == [75]
 
 
 def test_optuna_chooses_by_what_the_runs_before_reached_and_goes_on_later(folder: Path) -> None:

@@ -3,13 +3,12 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from loaders.targets import MultiLabels, RegressionTargets
-from tests.task_contract import (
+from loaders.targets import Target
+from tests.test_tasks import (
     build,
     check_by_class,
     check_contract,
@@ -20,9 +19,9 @@ from tests.task_contract import (
 )
 
 
-def multilabel(num_classes: int = 4, **options: Any) -> Any:
-    target = MultiLabels(np.zeros((0, num_classes), np.float32), names(num_classes))
-    return build("multilabel", options.pop("loss", "bce"), target, **options)
+def multilabel(*overrides: str, num_classes: int = 4, **options: Any) -> Any:
+    target = Target("several labels", names=names(num_classes))
+    return build("multilabel", target, *overrides, **options)
 
 
 def labels(num_images: int = 12) -> tuple[Tensor, Tensor]:
@@ -30,57 +29,51 @@ def labels(num_images: int = 12) -> tuple[Tensor, Tensor]:
     return 2 * random(num_images, 4) + targets, targets
 
 
-def test_multilabel_keeps_the_contract() -> None:
-    check_contract(multilabel(weights=[1.0, 2, 3, 4]), *labels())
-    check_refused(multilabel, ("loss", "l1"), ("label_smoothing", 0.1))
+def test_multilabel_keeps_the_contract_with_outputs_that_are_no_numbers_too() -> None:
+    check_contract(multilabel("loss.weights=[1,2,3,4]"), *labels())
+    check_refused(multilabel, "task.loss=l1", "task.label_smoothing=0.1")
+    outputs, targets = labels(4)
+    outputs[0, 0], outputs[1, 1], outputs[2, 2] = math.nan, math.inf, -math.inf
+    assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
 
 
 def test_automatic_weights_balance_present_and_absent() -> None:
     zeros, ones = torch.zeros(1, 3), torch.ones(1, 3)
     for counts, weights in (((100, 50, 20), [1, 1, 4]), ((50, 10, 0), [1, 9, 1])):
-        task = multilabel(3, weights="auto", counts=counts)
+        task = multilabel("loss.weights=auto", num_classes=3, counts=counts)
         mean = sum(weights) / 3 * math.log(2)
         assert task.loss(zeros, ones).item() == pytest.approx(mean)
         assert task.loss(zeros, 1 - ones).item() == pytest.approx(math.log(2))
 
 
-def test_average_precision_and_f1_are_those_of_scikit_learn() -> None:
+def test_average_precision_f1_and_metrics_of_each_class_are_those_of_scikit_learn() -> None:
+    """Class 2 is true and never predicted, class 3 neither: it does not count in the mean."""
     from sklearn.metrics import average_precision_score, f1_score
 
     outputs, targets = labels(500)
     outputs[0] = 0.0  # a probability of exactly one half counts as positive
     outputs[1, 0] = -1e-6
     outputs[2:4] *= 100  # beyond the bins
+    targets[2:4] = 1
     metrics = metrics_of(multilabel(), outputs, targets)
     expected = average_precision_score(targets, outputs, average="macro")
     assert metrics["map"] == pytest.approx(expected, abs=0.005)
     expected = f1_score(targets, outputs >= 0, average="micro")
     assert metrics["f1"] == pytest.approx(expected, abs=1e-12)
 
-
-def test_metrics_of_each_class_are_those_of_scikit_learn() -> None:
-    """Class 2 is true and never predicted, class 3 neither: it does not count in the mean."""
-    outputs, targets = labels(300)
-    outputs[0] = 0.0  # counts as predicted
     outputs[:, 2:] = -9.0
     targets[:, 3] = 0
     task = multilabel()
     check_by_class(task.class_metrics(task.sums(outputs, targets)), targets, outputs >= 0)
-    three = metrics_of(multilabel(3), outputs[:, :3], targets[:, :3])
+    three = metrics_of(multilabel(num_classes=3), outputs[:, :3], targets[:, :3])
     assert metrics_of(task, outputs, targets)["map"] == pytest.approx(three["map"])
     none = metrics_of(task, outputs, torch.zeros_like(targets))
     assert (none["map"], none["f1"]) == (0, 0)
 
 
-def test_outputs_that_are_no_numbers_do_not_stop_the_sums() -> None:
-    outputs, targets = labels(4)
-    outputs[0, 0], outputs[1, 1], outputs[2, 2] = math.nan, math.inf, -math.inf
-    assert multilabel().sums(outputs, targets)[2:].sum() == 4 * 4 + targets.sum()
-
-
-def regression(loss: str = "mse", **options: Any) -> Any:
-    target = RegressionTargets(np.zeros((0, 2), np.float32), ("a", "b"))
-    return build("regression", loss, target, **options)
+def regression(*overrides: str) -> Any:
+    target = Target("numbers", names=("a", "b"))
+    return build("regression", target, *overrides)
 
 
 def numbers(num_images: int = 12) -> tuple[Tensor, Tensor]:
@@ -90,8 +83,9 @@ def numbers(num_images: int = 12) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_regression_keeps_the_contract(loss: str) -> None:
-    check_contract(regression(loss), *numbers())
-    check_refused(regression, ("loss", "bce"), ("label_smoothing", 0.1), ("weights", "auto"))
+    check_contract(regression(f"task.loss={loss}"), *numbers())
+    wrong = "task.loss=bce", "task.label_smoothing=0.1", "loss.weights=auto"
+    check_refused(regression, *wrong)
 
 
 def test_mae_and_r2_are_those_of_scikit_learn() -> None:

@@ -3,12 +3,17 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.helpers import folder_with
+from tests.helpers import has_ranks
 from tests.images import digit_folders, photos_in
 from tests.processes import train
-from tests.results import assert_same_state, checkpoint_of, scalars_of, summary_of
+from tests.results import (
+    assert_same_state,
+    checkpoint_of,
+    scalars_of,
+    summary_of,
+    weights_differ_by,
+)
 from tests.rows import rows
 
 
@@ -22,10 +27,6 @@ def options(tmp_path_factory) -> list[str]:
     return photos_in(photos, *crops, *small, "log.every_steps=1")
 
 
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return checkpoint_of(run)["model"]
-
-
 def steps_validated(run: Path) -> list[int]:
     return [step for step, _ in scalars_of(run, "val/loss")]
 
@@ -34,9 +35,9 @@ def steps_validated(run: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("script", "more"),
     [
-        ("train.py", ["loader.num_workers=1"]),
+        ("train.py", []),
         *rows(
-            ("train_accumulate.py", ["accumulate_steps=2", "loader.num_workers=1"]),
+            ("train_accumulate.py", ["accumulate_steps=2"]),
             ("train.py", ["loader=dali"]),
             ("train_ddp_ema.py", ["ema.decay=0.5"]),
         ),
@@ -44,22 +45,21 @@ def steps_validated(run: Path) -> list[int]:
 )
 def test_runs_cut_into_other_epochs_have_the_same_weights(script, more, options, tmp_path) -> None:
     """Epochs of one step, of 7 and of a pass; also stopped and resumed, in mid-epoch and across
-    passes."""
-    folder = folder_with(tmp_path / "s", script)
+    passes. On one rank, a worker process loads epochs of 7 steps."""
     options = [*options, *more, "optimizer.schedule=constant"]
+    worker = [] if has_ranks(script) or "loader=dali" in more else ["loader.num_workers=1"]
     cuts = {
         "pass": ["epochs=2", "max_steps=14"],
         "1": ["epoch_steps=1", "epochs=14"],
         "7": ["epoch_steps=7", "epochs=2"],
     }
     for name, cut in cuts.items():
-        train(script, tmp_path / name, *options, *cut, folder=folder)
-    resumed = [*options, *cuts["7"], "resume=auto"]
+        train(script, tmp_path / name, *options, *cut, *(worker if name == "7" else []))
     for last in (5, 9, 14):
-        train(script, tmp_path / "resumed", *resumed, f"max_steps={last}", folder=folder)
-    weights = [weights_of(tmp_path / name) for name in (*cuts, "resumed")]
-    for other in weights[1:]:
-        assert all(torch.equal(weights[0][name], other[name]) for name in weights[0])
+        resumed = [*options, *cuts["7"], "resume=auto", f"max_steps={last}"]
+        train(script, tmp_path / "resumed", *resumed, *(worker if last == 9 else []))
+    for name in (*cuts, "resumed"):
+        assert weights_differ_by(tmp_path / name, tmp_path / "pass") == 0
     assert steps_validated(tmp_path / "7") == [7, 14]
     assert steps_validated(tmp_path / "1") == [*range(1, 15)]
 
@@ -77,15 +77,14 @@ def test_a_validation_that_was_not_reached_is_made_up_for_and_the_best_is_chosen
         ("        # validation\n", fails),
         ("        run.epoch(task", sum_of_losses),
     ]
-    folder = folder_with(tmp_path / "s", "train.py", *edits)
     common = [*options, "epoch_steps=3", "epochs=6", "resume=auto", "max_steps=11"]
     stopping = [*common, "early_stopping.patience=1"]
-    train("train.py", run, *stopping, "checkpoint.every_steps=3", folder=folder)
-    stopped, ended = (train("train.py", run, *stopping, folder=folder) for _ in range(2))
+    train("train.py", run, *stopping, "checkpoint.every_steps=3", edits=edits)
+    stopped, ended = (train("train.py", run, *stopping, edits=edits) for _ in range(2))
     assert "early stopping: no better val/loss in 1 validation\n" in stopped
     assert "nothing to do: the run has ended after epoch 2 (step 6)" in ended
     for output in (run, whole):
-        train("train.py", output, *common, folder=folder)
+        train("train.py", output, *common, edits=edits)
     assert steps_validated(run) == steps_validated(whole) == [3, 6, 9, 11]
     for output in (run, whole):
         best, last = checkpoint_of(output, best=True), checkpoint_of(output)

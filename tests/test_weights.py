@@ -3,6 +3,7 @@
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ from tests.results import checkpoint_of
 from tests.rows import rows
 
 SHORT = ["optimizer.warmup_epochs=0", "epochs=1", "log.images=0", "data.crop=[12,12]"]
+
+
+SLOW = [pytest.param(script, marks=pytest.mark.slow) for script in rows("train_fsdp.py")]
 
 
 def started(*overrides: str, in_channels: int = 1, num_classes: int = 10) -> nn.Module:
@@ -73,17 +77,6 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
     for source in sources:
         found = started(f"model.weights={source}").state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items()), source
-
-
-def test_a_head_of_another_size_starts_fresh_and_two_lines_say_so(saved, caplog) -> None:
-    path, weights = saved
-    with caplog.at_level(logging.INFO):
-        model = started(f"model.weights={path}", num_classes=3)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, weights[name]) != name.startswith("classifier"), name
-    first, second = caplog.messages
-    assert first.endswith("12 of 14 parameter tensors are loaded")
-    assert second.endswith("classifier.weight (3x64), classifier.bias (3)")
 
 
 def test_the_first_convolution_is_adapted_to_other_channels(saved, caplog) -> None:
@@ -154,61 +147,52 @@ def test_a_frozen_backbone_stays_in_evaluation_mode_also_with_sync_batchnorm(fre
     assert {name for name, module in model.named_modules() if module.training} == {"", "fc"}
 
 
-@pytest.mark.parametrize("script", ["train.py", *rows("train_fsdp.py")])
-def test_scripts_need_no_new_line_to_train_the_head_only(script: str, saved, tmp_path) -> None:
-    """The statistics of BatchNorm stay as they are, too."""
-    path, before = saved
-    run = tmp_path / "head"
-    head = [*SHORT, f"model.weights={path}", "model.freeze=backbone", "resume=auto"]
-    first = train(script, run, *head, "max_steps=4")
-    resumed = train(script, run, *head, "max_steps=6", "model.weights=nothing")  # not read
-    assert "14 of 14 parameter tensors are loaded" in first
-    assert "parameter tensors are loaded" not in resumed
-    state = checkpoint_of(run)
-    assert state["step"] == 6
-    for name, value in state["model"].items():
-        assert torch.equal(value, before[name]) != name.startswith("classifier"), name
-
-
-@pytest.mark.parametrize("script", ["train.py", *rows("train_fsdp.py")])
-def test_the_head_learns_first_and_then_all_layers_also_after_a_resume(
+@pytest.mark.parametrize("script", ["train.py", *SLOW])
+def test_the_head_learns_alone_for_ever_or_in_the_first_epoch_also_after_a_resume(
     script: str, saved, tmp_path
 ) -> None:
-    """Epochs have five steps."""
+    """Epochs have five steps. A backbone keeps the statistics of BatchNorm, too."""
     path, before = saved
-    run = tmp_path / "run"
-    options = [*SHORT, "epochs=2", "global_batch_size=2000", "resume=auto"]
-    options += [f"model.weights={path}", "model.freeze=statistics", "optimizer.head_epochs=1"]
-    parameters = dict(started().named_parameters())
-    for num_steps in (3, 5, 6):
-        train(script, run, *options, f"max_steps={num_steps}")
-        after = checkpoint_of(run)["model"]
-        changed = {name for name in after if not torch.equal(after[name], before[name])}
-        head = {name for name in parameters if name.startswith("classifier")}
-        assert changed == (head if num_steps <= 5 else parameters.keys()), num_steps
+    parameters = dict(started().named_parameters()).keys()
+    head = {name for name in parameters if name.startswith("classifier")}
+    first = ["model.freeze=statistics", "optimizer.head_epochs=1"]
+    table: list[tuple[str, list[str], dict[int, Any]]] = [
+        ("for ever", ["model.freeze=backbone"], {4: head}),
+        ("first", first, {3: head, 5: head, 6: parameters}),
+    ]
+    for name, options, changes in table:
+        options = [*SHORT, "epochs=2", "global_batch_size=2000", "resume=auto", *options]
+        weights = f"model.weights={path}"
+        for num_steps, expected in changes.items():
+            more = [weights, f"max_steps={num_steps}"]
+            text = train(script, tmp_path / name, *options, *more)
+            assert ("14 of 14 parameter tensors are loaded" in text) == (str(path) in weights)
+            after = checkpoint_of(tmp_path / name)["model"]
+            changed = {name for name in after if not torch.equal(after[name], before[name])}
+            assert changed == expected, num_steps
+            weights = "model.weights=nothing"  # not read by a run that goes on
 
 
-def test_a_head_for_other_classes_starts_fresh_although_its_size_fits(tmp_path, caplog) -> None:
-    roots = [make_photos(tmp_path / name, 12) for name in ("first photos", "others")]
-    (roots[1] / "c").rename(roots[1] / "d")
+def test_a_head_for_other_classes_starts_at_zero_although_its_size_fits(tmp_path, caplog) -> None:
+    """A head of another size does, too. Two lines say so."""
+    first, others = (make_photos(tmp_path / name, 12) for name in ("first photos", "others"))
+    (others / "c").rename(others / "d")
     options = [*SHORT, "data.val_count=3"]
-    train("train.py", tmp_path / "run", *photos_in(roots[0], *options, "max_steps=2"))
+    train("train.py", tmp_path / "run", *photos_in(first, *options, "max_steps=2"))
+    saved = checkpoint_of(tmp_path / "run")["model"]
     caplog.set_level(logging.INFO)
-    for root in roots:
+    for root, num_classes, count in ((first, 3, 14), (others, 3, 12), (first, 4, 12)):
+        caplog.clear()
         cfg = make_config(*photos_in(root, *options, f"model.weights={tmp_path / 'run'}"))
         loader, _ = build_loaders(cfg, torch.device("cpu"))
-        start_from_weights(cfg, build_model(cfg.model, 3, 3), loader, ProcessGroup())
-    said = [message for message in caplog.messages if "model.weights" in message]
-    assert [message.split(": ")[1][:8] for message in said[::2]] == ["14 of 14", "12 of 14"]
-    assert said[3].endswith("classifier.weight (3x64), classifier.bias (3)")
-
-
-def test_a_fresh_head_gives_all_classes_the_same_output(saved) -> None:
-    path, weights = saved
-    for num_classes in (3, 10):
-        cfg = make_config(f"model.weights={path}")
-        loader, _ = build_loaders(cfg, torch.device("cpu"))
-        model = build_model(cfg.model, 1, num_classes)
+        model = build_model(cfg.model, 3, num_classes)
         start_from_weights(cfg, model, loader, ProcessGroup())
-        head = model.state_dict()["classifier.weight"]
-        assert torch.equal(head, weights["classifier.weight"] if num_classes == 10 else 0 * head)
+        loaded, *fresh = [line for line in caplog.messages if "model.weights" in line]
+        assert loaded.endswith(f"{count} of 14 parameter tensors are loaded")
+        for name, value in model.state_dict().items():
+            is_fresh = count == 12 and name.startswith("classifier")
+            assert torch.equal(value, saved[name]) != is_fresh, name
+        if count == 12:
+            assert not model.state_dict()["classifier.weight"].any()
+            names = f"classifier.weight ({num_classes}x64), classifier.bias ({num_classes})"
+            assert fresh[0].endswith(names)

@@ -37,20 +37,15 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 START, EVALUATED, RATE = "weight before the step", "evaluated weight", "learning rate"
 LOCAL, NORM, USED = "gradient before averaging", "train/grad_norm", "gradient in the step"
-CAUSES = {  # of each phase, in the order of a step; empty where no phrase says it
-    START: "",
-    "samples": "",
+PHASES = [START, "samples", "seed of dropout", "output of", "train/loss", LOCAL, NORM, USED, RATE]
+PHASES += ["weight after the step", EVALUATED, "evaluated mode", "evaluated samples"]
+PHASES += ["evaluated output of", "val/loss"]  # in the order of a step
+CAUSES = {  # where one phrase says it
     "seed of dropout": "all ranks have the same dropout: seed_everything() without the rank",
-    "output of": "",
-    "train/loss": "",
-    LOCAL: "",
-    NORM: "",
     USED: "clipping, or a change between backward() and optimizer.step()",
     RATE: "optimizer.lr, or scheduler.step() at another place",
     "weight after the step": "another optimizer, weight decay or momentum",
-    EVALUATED: "",
     "evaluated mode": "no model.eval()",
-    "evaluated samples": "",
     "evaluated output of": "another precision in evaluation",
     "val/loss": "sums that are not added over all ranks: dist.all_reduce(totals)",
 }
@@ -145,7 +140,7 @@ class Computed:
 def first_difference(one: Computed, two: Computed) -> tuple[str, float]:
     """Return the first difference beyond rounding as text, and the largest one within it."""
     precisions, largest = {one.precision, two.precision}, 0.0
-    phases = [phase for phase in CAUSES if phase != LOCAL or "float16" not in precisions]
+    phases = [phase for phase in PHASES if phase != LOCAL or "float16" not in precisions]
     places = {key[:2] for key in one.values} & {key[:2] for key in two.values}
     keys = [key for key in one.values | two.values if key[1] in phases and key[:2] in places]
     for key in sorted(keys, key=lambda key: (key[0], phases.index(key[1]))):
@@ -158,7 +153,9 @@ def first_difference(one: Computed, two: Computed) -> tuple[str, float]:
         if size > allowed:
             text = f"first difference: step {step + 1}, {phase} {name}".rstrip()
             text += f"\nby {size:.2g}, where rounding explains {allowed:.0e}"
-            return text + (f"\nlikely cause: {CAUSES[phase]}" if CAUSES[phase] else ""), largest
+            if phase in CAUSES:
+                text += f"\nlikely cause: {CAUSES[phase]}"
+            return text, largest
         largest = max(largest, size)
     return "", largest
 

@@ -28,10 +28,10 @@ BASELINE = "train.py"
 MARKER = "# new #: "
 COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
 COMPOSED = re.compile(r"^Written by `python -m tools\.compose ([\w ]+)`", re.MULTILINE)
+IN_CONFLICT = "both sides edit the same lines; edit between the markers"
 HEAD = re.compile(r'\A(?:#.*\n)*[rR]?"""(.*?)"""\n', re.DOTALL)
 CONFLICT = re.compile(
-    r"^<{7} [^\n]*\n(?P<ours>.*?)(^\|{7} [^\n]*\n(?P<base>.*?))?"
-    r"^={7}\n(?P<theirs>.*?)^>{7} [^\n]*\n",
+    r"^<{7} .*?\n(?P<ours>.*?)^\|{7} .*?\n(?P<base>.*?)^={7}\n(?P<theirs>.*?)^>{7} .*?\n",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -43,16 +43,18 @@ def split(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def title_of(head: str) -> str:
-    """Return the first line of the docstring in which a head ends."""
-    return head.partition('"""')[2].splitlines()[0]
-
-
-def read(path: Path) -> tuple[str, str]:
-    """Read a script's head and its code; raise UserError if it holds conflicts."""
+def read_source(path: Path) -> tuple[str, str]:
+    """Split a script that techniques are merged into; UserError if it has conflict markers."""
     text = path.read_text()
-    refuse_conflicts(path.name, text)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("<<<<<<< "):
+            raise UserError(f"{path.name}:{number}: {IN_CONFLICT}")
     return split(text)
+
+
+def title_of(head: str) -> str:
+    """Return the first line of a docstring."""
+    return head.partition('"""')[2].splitlines()[0]
 
 
 def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
@@ -60,7 +62,7 @@ def find_techniques(folder: Path = HERE) -> dict[str, set[str]]:
     techniques = {}
     for path in sorted(folder.glob("train_*.py")):
         name = path.stem.removeprefix("train_")
-        if "_" not in name and (line := COMBINES.search(read(path)[0])):
+        if "_" not in name and (line := COMBINES.search(split(path.read_text())[0])):
             techniques[name] = set(re.findall(r"`(\w+)`", line[1] or ""))
     return techniques
 
@@ -90,51 +92,36 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def find_baseline(scripts: dict[str, str], folder: Path) -> str:
-    """Return the code of the `train.py` that scripts were made from or last updated with.
+    """Return the code of the `train.py` that scripts, code by name, were last made of.
 
-    Args:
-        scripts: the code of each script, by its file name.
-        folder: where they lie.
-
-    Raises:
-        UserError: they fit no committed `train.py`, nor, if they were edited since, that on disk.
+    UserError if they fit no committed one nor, if they were edited since, that on disk.
     """
     commits = git(folder, "log", "--format=%H", "--", *scripts).split()
     texts: Iterable[str] = (git(folder, "show", f"{commit}:./{BASELINE}") for commit in commits)
     if git(folder, "status", "--porcelain", "--", *scripts):
         texts = itertools.chain([(folder / BASELINE).read_text()], texts)
-    unmarked: list[str] = []
+    misfits: dict[str, list[str]] = {}
     for text in texts:
         _, baseline = split(text)
         changes = {name: unmarked_lines(baseline, code) for name, code in scripts.items()}
-        unfit = [name for name, lines in changes.items() if lines]
-        if not unfit:
+        if not any(changes.values()):
             return baseline
-        unmarked = unmarked or [f"{unfit[0]} has an unmarked difference from", *changes[unfit[0]]]
-    what, *lines = unmarked or [f"{', '.join(scripts)} fit no"]
+        misfits = misfits or {name: lines for name, lines in changes.items() if lines}
+    name, lines = next(iter(misfits.items()), (", ".join(scripts), ["not in git"]))
     raise UserError(
-        f"{what} {BASELINE} in git; commit both after each --update, and put a comment "
-        f"`{MARKER.strip()} why` above a change:\n" + "\n".join(lines)
+        f"{name} has an unmarked difference from {BASELINE} in git; commit both after each "
+        f"--update, and put a comment `{MARKER.strip()} why` above a change:\n" + "\n".join(lines)
     )
 
 
 def compose(
     names: list[str], onto: Path | None = None, output: str | None = None, folder: Path = HERE
 ) -> str:
-    """Combine techniques into one script.
+    """Combine techniques into one script; UserError if they say that they do not combine.
 
-    Args:
-        names: names of the techniques; their order only changes the docstring.
-        onto: script that was made from `train.py` and gets the techniques in its place; it keeps
-            its docstring.
-        output: file name in the docstring's command; default: train_<names>.py.
-        folder: where `train.py` and the scripts of the techniques lie.
-
-    Returns:
-        Text of the script, with conflict markers if the techniques and `onto` edit the same lines.
-
-    Raises:
-        UserError: the techniques do not combine.
+    It has conflict markers where they edit the same lines. A script `onto`, made from `train.py`,
+    gets them in its place and keeps its docstring. `output` is the file name in the docstring's
+    command, by default train_<names>.py.
     """
     techniques = find_techniques(folder)
     for name in names:
@@ -145,10 +132,11 @@ def compose(
             raise UserError(f"{' '.join(names)} names {name} twice; name each technique once")
         if others := techniques[name] & set(names):
             raise UserError(f"{name} does not combine with {', '.join(others)}; leave one out")
-    scripts = {f"train_{name}.py": read(folder / f"train_{name}.py") for name in sorted(names)}
+    files = [f"train_{name}.py" for name in sorted(names)]
+    scripts = {file: split((folder / file).read_text()) for file in files}
     baseline = find_baseline({file: code for file, (_, code) in scripts.items()}, folder)
     path = onto or folder / BASELINE
-    head, merged = read(path)
+    head, merged = read_source(path)
     for file, (_, code) in scripts.items():
         merged = merge(baseline, merged, code, path.name, file)
     if onto:
@@ -184,30 +172,21 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
     return CONFLICT.sub(resolved, done.stdout)
 
 
-def refuse_conflicts(name: str, text: str) -> None:
-    """Raise UserError, which shows the lines, if there are conflicts in a script of this name."""
-    if conflicts := [match[0] for match in CONFLICT.finditer(text)]:
-        raise UserError(
-            f"{name}: both sides edit the same lines (conflicts: {len(conflicts)}); edit between "
-            f"the markers:\n{conflicts[0]}"
-        )
-
-
 def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
-    Raises:
-        UserError: a script holds conflicts from an earlier merge, or unmarked differences: no
-            script is written. Or both sides edit the same lines: all scripts are written.
+    UserError if `train.py` has conflict markers, or a script unmarked differences, such as
+    conflicts of an earlier merge: none is written. Or if both sides edit the same lines: all are
+    written.
     """
+    _, baseline = read_source(folder / BASELINE)
     techniques = find_techniques(folder)
     scripts = {}
     for path in sorted(folder.glob("train_*.py")):
-        head, code = read(path)
+        head, code = split(path.read_text())
         if COMPOSED.search(head) or path.stem.removeprefix("train_") in techniques:
             scripts[path.name] = head, code
     base = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
-    _, baseline = read(folder / BASELINE)
     conflicts = []
     for name, (head, code) in scripts.items():
         new = merge(base, baseline, code, "as edited", name)
@@ -217,15 +196,28 @@ def update(folder: Path = HERE) -> None:
         if CONFLICT.search(new):
             conflicts.append(name)
     if conflicts:
-        raise UserError(
-            f"{', '.join(conflicts)}: both sides edit the same lines; edit between the markers"
-        )
+        raise UserError(f"{', '.join(conflicts)}: {IN_CONFLICT}")
     for name in scripts:
-        head, code = read(folder / name)
-        written = COMPOSED.search(head)
-        if written and not compose(written[1].split(), folder=folder).endswith(code):
+        text = (folder / name).read_text()
+        written = COMPOSED.search(text)
+        if written and not compose(written[1].split(), folder=folder).endswith(split(text)[1]):
             command = f"python -m tools.compose {written[1]} -o {name} --force"
             print(f"{name} is not what its techniques give; to write it again: {command}")
+
+
+def show(script: str, options: argparse.Namespace) -> None:
+    """Write or print a composed script, or its difference from what it was made of."""
+    output = options.output
+    if options.diff:
+        old = options.onto or HERE / BASELINE
+        lines = old.read_text().splitlines(), script.splitlines()
+        print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
+    if output:
+        output.write_text(script)
+    elif not options.diff:
+        print(script, end="")
+    if CONFLICT.search(script):
+        raise UserError(f"{output or 'the script'}: {IN_CONFLICT}")
 
 
 def main() -> None:
@@ -244,21 +236,12 @@ def main() -> None:
             update()
         elif not options.techniques:
             for name in find_techniques():
-                head, _ = read(HERE / f"train_{name}.py")
-                print(f"{name:10} {title_of(head)}")
+                print(f"{name:10} {title_of((HERE / f'train_{name}.py').read_text())}")
         elif output and output.exists() and not options.force:
             raise UserError(f"{output} already exists; use another name, or --force to replace it")
         else:
-            script = compose(options.techniques, options.onto, output.name if output else None)
-            if options.diff:
-                old = options.onto or HERE / BASELINE
-                lines = old.read_text().splitlines(), script.splitlines()
-                print(*difflib.unified_diff(*lines, old.name, "merged", lineterm=""), sep="\n")
-            if output:
-                output.write_text(script)
-            elif not options.diff:
-                print(script, end="")
-            refuse_conflicts(str(output or "the printed script"), script)
+            file = output.name if output else None
+            show(compose(options.techniques, options.onto, file), options)
     except (UserError, OSError) as error:
         print(f"tools.compose: {error}", file=sys.stderr)
         sys.exit(2)

@@ -11,7 +11,8 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from conf.cli import user_errors
+from conf.cli import parse_options, user_errors
 from conf.errors import UserError
-
-HEADER = ("best", "samples/s", "run", "settings")
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,26 @@ class Row:
     deviation: dict[str, float] = field(default_factory=dict)
     """Of the metrics over the folds, if they are means."""
 
-    def score(self, metric: str) -> float:
-        """Return the value of a metric, by which higher is better; NaN if the run has none."""
-        value = self.best.get(metric, math.nan)
+    def score(self, key: str) -> float:
+        """Return the value by which rows are sorted, the highest first; NaN if there is none."""
+        if key == "samples/s":
+            return self.images_per_s
+        metric = self.metric if key == "best" else key
         is_error = self.is_error if metric == self.metric else metric.endswith("loss")
+        value = self.best.get(metric, math.nan)
         return -value if is_error else value
 
 
 def read_run(folder: Path, root: Path) -> Row:
-    """Read the row of the run in this folder."""
-    contents: list[dict[str, Any]] = []
-    files = {"config.yaml": yaml.safe_load, "run.json": json.loads, "summary.json": json.loads}
-    for name, load in files.items():  # one may not be there yet
-        contents.append(load((folder / name).read_text()) if (folder / name).exists() else {})
-    config, start, summary = contents
-    data = config.get("data", {})
+    """Read the row of the run in this folder, which may not have begun or ended."""
+    config = read(folder / "config.yaml", yaml.safe_load)
+    settings = read(folder / "run.json", json.loads).get("settings", {})
+    summary = read(folder / "summary.json", json.loads)
+    data, best = config.get("data", {}), summary.get("best", {})
     about = [data.get("layout"), data.get("root"), data.get("table")]
     about.append(config.get("task", {}).get("name"))
     if config.get("loader", {}).get("name") == "synthetic":
         about.append("synthetic")
-    best = summary.get("best", {})
     return Row(
         folder=str(folder.relative_to(root)),
         data=" ".join(str(value) for value in about if value),
@@ -71,9 +70,13 @@ def read_run(folder: Path, root: Path) -> Row:
         is_error=summary.get("best_mode") == "min",
         best=best,
         images_per_s=summary.get("perf/images_per_s") or math.nan,
-        settings=tuple(f"{key}={value}" for key, value in start.get("settings", {}).items()),
+        settings=tuple(f"{key}={value}" for key, value in settings.items()),
         fold=data.get("fold"),
     )
+
+
+def read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    return load(file.read_text()) if file.exists() else {}
 
 
 def read_runs(root: Path) -> list[Row]:
@@ -90,25 +93,22 @@ def read_runs(root: Path) -> list[Row]:
 
 def means_over_folds(rows: list[Row]) -> list[Row]:
     """Return a row for all runs that differ in their fold alone, with the means of their values."""
-    groups: dict[tuple[str, tuple[str, ...]], dict[int, Row]] = {}
+    groups = defaultdict[Any, dict[int, Row]](dict)
     for row in rows:
         if row.fold is not None and row.best:
             others = tuple(each for each in row.settings if not each.startswith("data.fold="))
-            groups.setdefault((row.data, others), {})[row.fold] = row
+            groups[row.data, others][row.fold] = replace(row, settings=others)
     means = []
-    for (_, settings), folds in groups.items():
-        some = list(folds.values())
-        if len(some) > 1:
-            values = {name: [row.best.get(name, math.nan) for row in some] for name in some[0].best}
+    for folds in groups.values():
+        first, *more = folds.values()
+        if more:
+            values = [[row.best.get(x, math.nan) for row in folds.values()] for x in first.best]
             mean = replace(
-                some[0],
-                folder=f"mean of {len(some)} folds",
-                best={name: float(np.mean(of_folds)) for name, of_folds in values.items()},
-                deviation={
-                    name: float(np.std(of_folds, ddof=1)) for name, of_folds in values.items()
-                },
-                images_per_s=float(np.mean([row.images_per_s for row in some])),
-                settings=settings,
+                first,
+                folder=f"mean of {len(folds)} folds",
+                best=dict(zip(first.best, np.mean(values, axis=1), strict=True)),
+                deviation=dict(zip(first.best, np.std(values, axis=1, ddof=1), strict=True)),
+                images_per_s=float(np.mean([row.images_per_s for row in folds.values()])),
             )
             means.append(mean)
     return means
@@ -118,13 +118,10 @@ def listing(rows: list[Row], key: str) -> str:
     """Return a table of the rows, in the order of a key."""
 
     def place(row: Row) -> tuple[Any, ...]:
-        value = row.score(row.metric if key == "best" else key)
-        if key in ("samples/s", "name"):
-            value = row.images_per_s if key == "samples/s" else 0.0
-        is_unknown = math.isnan(value)
-        return row.data, not row.deviation, is_unknown, 0 if is_unknown else -value, row.folder
+        score = row.score(key)
+        return row.data, not row.deviation, math.isnan(score), -np.nan_to_num(score), row.folder
 
-    lines = [HEADER]
+    lines = [("best", "samples/s", "run", "settings")]
     for row in sorted(means_over_folds(rows) + rows, key=place):
         metric = key if key in row.best else row.metric
         value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
@@ -133,22 +130,17 @@ def listing(rows: list[Row], key: str) -> str:
         speed = "-" if math.isnan(row.images_per_s) else f"{row.images_per_s:,.0f}"
         lines.append((value, speed, row.folder, " ".join(row.settings) or "-"))
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
-    return "\n".join(
-        f"{best:{widths[0]}}  {speed:>{widths[1]}}  {run:{widths[2]}}  {settings}"
-        for best, speed, run, settings in lines
-    )
+    form = "{{:{}}}  {{:>{}}}  {{:{}}}  {{}}".format(*widths)
+    return "\n".join(form.format(*line) for line in lines)
 
 
 def main(arguments: Sequence[str]) -> None:
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return
-    folders = [argument for argument in arguments if not argument.startswith("sort=")]
-    keys = [argument.removeprefix("sort=") for argument in arguments if argument not in folders]
+    given = [argument for argument in arguments if argument.startswith(("sort=", "-"))]
+    folders = [argument for argument in arguments if argument not in given]
+    options, _ = parse_options(__doc__, given, sort="best")
     if len(folders) > 1:
         raise UserError(f"tools.runs takes a folder and sort=KEY, not {' '.join(arguments)}")
-    root = Path(folders[0] if folders else "outputs")
-    key = keys[0] if keys else "best"
+    root, key = Path(*folders or ["outputs"]), options["sort"]
     rows = read_runs(root)
     if not rows:
         raise UserError(f"there are no runs below {root}; give the folder that holds the runs")

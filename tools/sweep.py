@@ -19,18 +19,15 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString
 
 from conf.cli import parse_options, user_errors
 from conf.errors import UserError, counted
@@ -38,6 +35,7 @@ from tools import runs
 
 NUM_LOG_LINES = 12
 MAX_NAME_LENGTH = 100
+POLL_S = 0.1
 
 
 class Trial(NamedTuple):
@@ -47,52 +45,37 @@ class Trial(NamedTuple):
     """Its place in the grid, or Optuna's number."""
     overrides: list[str]
     folder: Path
-    log: Path
-    """File next to the folder that gets the output."""
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     def has_ended(self) -> bool:
         return (self.folder / "summary.json").exists()
 
 
 class Sweep:
-    """The trials of a command line, which `jobs` threads train, each one after another."""
+    """The trials of a command line."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Read the options and the overrides; raise UserError if they do not fit each other."""
-        given, texts = parse_options(
-            __doc__, arguments, script=None, ranks="0", jobs="1", trials="0", out=""
-        )
-        self.script = Path(given["script"])
-        if not self.script.is_file():
-            raise UserError(
-                f"script={self.script} is not a file; use a training script, such as train.py"
-            )
-        for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
-            if not given[key].isdecimal() or int(given[key]) < least:
-                raise UserError(f"{key}={given[key]} is not valid; use {least} or more")
-        if any(text.startswith("output_dir=") for text in texts):
-            raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
-        self.ranks, self.jobs = int(given["ranks"]), int(given["jobs"])  # 0 ranks: no torchrun
-        self.environments = environments(self.jobs, max(1, self.ranks), "device=cpu" in texts)
-
+    def __init__(self, script: Path, texts: list[str], out: str, num_trials: int) -> None:
+        """Split the overrides; UserError if there is nothing to choose, or too much for a grid."""
+        self.script = script
         name = self.checksum(texts)
-        default = Path("outputs", "sweep", f"{self.script.stem}-{name}")
-        self.out = Path(given["out"] or default).expanduser()
+        self.out = Path(out or f"outputs/sweep/{script.stem}-{name}").expanduser()
         self.out.mkdir(parents=True, exist_ok=True)
         overrides = OverridesParser.create().parse_overrides(texts)
         self.fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
         swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}
         self.study: Any = None
-        if int(given["trials"]):
-            self.study = import_module("tools.sweep_optuna").Study(self.out, name, swept)
-            known = self.study.chosen()
+        if num_trials:
+            self.study, self.distributions = open_study(self.out, name, swept)
+            # A sweep that was killed may have left a trial without all of its values.
+            complete = [t for t in self.study.trials if t.params.keys() == swept.keys()]
+            known = {trial.number: trial.params for trial in complete}
         else:
             known = dict(enumerate(combinations(swept)))
         self.trials = [self.make_trial(number, values) for number, values in known.items()]
-        self.num_trials = int(given["trials"]) or len(self.trials)
-        self.waiting = self.trials_in_turn()
-        self.choosing, self.stopping = threading.Lock(), threading.Event()
-        self.running: set[subprocess.Popen[bytes]] = set()
+        self.num_trials = num_trials or len(self.trials)
 
     def checksum(self, overrides: list[str]) -> str:
         content = " ".join([str(self.script), *sorted(overrides)])
@@ -105,8 +88,7 @@ class Sweep:
         parts = [str(number), *chosen] if self.study else chosen
         # Without = and commas, which Hydra would read in output_dir=.
         name = re.sub(r"[^\w.+-]", "_", "-".join(parts))[:MAX_NAME_LENGTH]
-        name = f"{name}-{self.checksum(overrides)}".lstrip("-")
-        return Trial(number, overrides, self.out / name, self.out / f"{name}.log")
+        return Trial(number, overrides, self.out / f"{name}-{self.checksum(overrides)}".lstrip("-"))
 
     def trials_in_turn(self) -> Iterator[Trial]:
         """Yield the trials that have not ended: those that are known, then those that Optuna
@@ -114,62 +96,116 @@ class Sweep:
         yield from [trial for trial in self.trials if not trial.has_ended()]
         while len(self.trials) < self.num_trials:
             self.report()
-            self.trials.append(self.make_trial(*self.study.choose()))
+            trial = self.study.ask(self.distributions)
+            self.trials.append(self.make_trial(trial.number, trial.params))
             yield self.trials[-1]
 
     def report(self) -> None:
         """Tell Optuna's study the metrics of the trials that have ended."""
         for trial in self.trials:
             if trial.has_ended():
-                row = runs.read_run(trial.folder, self.out)
-                self.study.tell(trial.number, row.score(row.metric))
+                # NaN, of a run without a metric, counts as failed.
+                score = runs.read_run(trial.folder, self.out).score("best")
+                self.study.tell(trial.number, score, skip_if_finished=True)
 
-    def train(self, env: dict[str, str]) -> bool:
-        """Train one trial after another with these environment variables, until none is left or a
-        signal has come; return False if one failed."""
-        failed = False
-        while not self.stopping.is_set():
-            with self.choosing:
-                trial = next(self.waiting, None)
-            if trial is None:
-                break
-            print(f"{trial.folder.name}: starts", flush=True)
-            code = self.run(trial, env)
-            if trial.has_ended():
-                print(f"{trial.folder.name}: has ended", flush=True)
-            elif not self.stopping.is_set():
-                failed = True
-                last = trial.log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
-                said = f"{trial.folder.name}: failed with exit code {code}; {trial.log} ends:"
-                print("\n    ".join([said, *last]), flush=True)
-        return not failed
 
-    def run(self, trial: Trial, env: dict[str, str]) -> int:
-        """Start or resume a trial, whose output is appended to its log; return its exit code."""
-        command = [sys.executable]
-        if self.ranks:
-            # Ranks on one machine find each other without a port that other runs may have.
-            command += ["-m", "torch.distributed.run", "--standalone"]
-            command += [f"--nproc_per_node={self.ranks}"]
-        folder = QuotedString(str(trial.folder), Quote.single).with_quotes()
-        command += [str(self.script), *trial.overrides, f"output_dir={folder}", "resume=auto"]
-        with trial.log.open("ab") as log:
-            # In a session of its own a run gets Ctrl-C once, from `stop`.
-            process = subprocess.Popen(
-                command, env=env, stdout=log, stderr=log, start_new_session=True
+def combinations(swept: dict[str, Override]) -> list[dict[str, str]]:
+    """Return the values of the swept keys, one dictionary for each run."""
+    for override in swept.values():
+        if not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} has infinitely many values; use trials=NUMBER, or a list"
             )
-        self.running.add(process)
-        if self.stopping.is_set():  # just now: `stop` may not have seen it
-            process.send_signal(signal.SIGTERM)
-        code = process.wait()
-        self.running.remove(process)
-        return code
+    values = [override.sweep_string_iterator() for override in swept.values()]
+    return [dict(zip(swept, chosen, strict=True)) for chosen in itertools.product(*values)]
 
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: the running trials save and exit, and no other one starts."""
-        self.stopping.set()
-        for process in list(self.running):
-            process.send_signal(signal.SIGTERM)
+
+def open_study(folder: Path, name: str, swept: dict[str, Override]) -> tuple[Any, dict[str, Any]]:
+    """Open Optuna's study of a sweep, in a file of its folder, and what it draws values from."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    if not swept:
+        raise UserError(
+            "trials= has nothing to choose; use 'optimizer.lr=interval(1e-4,1e-1)', for example"
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
+    study = optuna.create_study(
+        storage=storage, study_name=name, direction="maximize", load_if_exists=True
+    )
+    # Another seed after each start, or the values of the first one would be drawn again.
+    seed = len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    kinds = optuna.distributions
+    distributions: dict[str, Any] = {}
+    for key, override in swept.items():
+        values: Any = override.value()
+        if isinstance(values, IntervalSweep):
+            is_whole = isinstance(values.start, int)
+            kind: Any = kinds.IntDistribution if is_whole else kinds.FloatDistribution
+            distributions[key] = kind(values.start, values.end, log="log" in values.tags)
+        else:
+            choices = list(override.sweep_string_iterator())
+            distributions[key] = kinds.CategoricalDistribution(choices)
+    return study, distributions
+
+
+def train_all(sweep: Sweep, num_ranks: int, places: list[dict[str, str]]) -> int:
+    """Train the trials, each with the environment variables of a free place; return the exit code.
+
+    After a signal, the running ones save and exit, and no other one starts.
+    """
+    signals: list[int] = []
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(each, lambda number, frame: signals.append(number))
+    waiting = sweep.trials_in_turn()
+    running: dict[subprocess.Popen[bytes], tuple[Trial, dict[str, str]]] = {}
+    code, is_stopping = 0, False
+    try:
+        while True:
+            while places and not signals and (trial := next(waiting, None)):
+                print(f"{trial.folder.name}: starts", flush=True)
+                place = places.pop(0)
+                running[start(trial, sweep.script, num_ranks, place)] = trial, place
+            if not running:
+                return os.EX_TEMPFAIL if signals else code  # the former as of a stopped run
+            time.sleep(POLL_S)
+            if signals and not is_stopping:
+                is_stopping = True
+                for process in running:
+                    process.terminate()
+            for process in [each for each in running if each.poll() is not None]:
+                trial, place = running.pop(process)
+                places.append(place)
+                if trial.has_ended():
+                    print(f"{trial.folder.name}: has ended", flush=True)
+                elif not signals:
+                    code = 1
+                    last = trial.log.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:]
+                    said = f"{trial.folder.name}: failed with exit code {process.returncode}"
+                    print("\n    ".join([f"{said}; {trial.log} ends:", *last]), flush=True)
+    finally:  # after an error they save and exit, too
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def start(
+    trial: Trial, script: Path, num_ranks: int, env: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start or resume a trial, whose output is appended to its log."""
+    command = [sys.executable]
+    if num_ranks:
+        # Ranks on one machine find each other without a port that other runs may have.
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    folder = QuotedString(str(trial.folder), Quote.single).with_quotes()
+    command += [str(script), *trial.overrides, f"output_dir={folder}", "resume=auto"]
+    with trial.log.open("ab") as log:
+        # In a session of its own a run gets no Ctrl-C of the terminal, but one SIGTERM.
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def environments(jobs: int, num_ranks: int, on_cpu: bool) -> list[dict[str, str]]:
@@ -189,34 +225,31 @@ def environments(jobs: int, num_ranks: int, on_cpu: bool) -> list[dict[str, str]
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(place)} for place in places]
 
 
-def combinations(swept: dict[str, Override]) -> list[dict[str, str]]:
-    """Return the values of the swept keys, one dictionary for each run."""
-    for override in swept.values():
-        if not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} has infinitely many values; use trials=NUMBER, or a list"
-            )
-    values = [override.sweep_string_iterator() for override in swept.values()]
-    return [dict(zip(swept, chosen, strict=True)) for chosen in itertools.product(*values)]
-
-
 def main(arguments: Sequence[str]) -> None:
-    sweep = Sweep(arguments)
+    options, overrides = parse_options(
+        __doc__, arguments, script=None, ranks="0", jobs="1", trials="0", out=""
+    )
+    script = Path(options["script"])
+    if not script.is_file():
+        raise UserError(f"script={script} is not a file; use a training script, such as train.py")
+    for key, least in {"ranks": 0, "jobs": 1, "trials": 0}.items():
+        if not options[key].isdecimal() or int(options[key]) < least:
+            raise UserError(f"{key}={options[key]} is not valid; use {least} or more")
+    if any(override.startswith("output_dir=") for override in overrides):
+        raise UserError("output_dir= would be the same for all runs; use out=FOLDER")
+    jobs, num_ranks = int(options["jobs"]), int(options["ranks"])  # 0 ranks: no torchrun
+    places = environments(jobs, max(1, num_ranks), "device=cpu" in overrides)
+    sweep = Sweep(script, overrides, options["out"], int(options["trials"]))
     num_ended = sum(trial.has_ended() for trial in sweep.trials)
     trials = counted(sweep.num_trials, "run")
     print(f"{sweep.out}: {trials}, {num_ended} ended already", flush=True)
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(each, sweep.stop)
-    with ThreadPoolExecutor(sweep.jobs) as pool:
-        succeeded = all(list(pool.map(sweep.train, sweep.environments)))
+    code = train_all(sweep, num_ranks, places)
     if sweep.study:
         sweep.report()
     print(runs.listing([runs.read_run(t.folder, sweep.out) for t in sweep.trials], "best"))
-    if sweep.stopping.is_set():
+    if code == os.EX_TEMPFAIL:
         print(f"stopped by a signal; the same command again continues {sweep.out}")
-        sys.exit(os.EX_TEMPFAIL)  # as a run that a signal has stopped
-    sys.exit(not succeeded)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Random changes of training samples: one object per augmentation, all of them in `AUGMENTATIONS`.
 
-An augmentation names the columns that it adds to a row of the plan, with neutral values that leave
-the image unchanged, and draws them. Every backend cuts out the rectangle; all else is done with
-batches on the device, whatever the backend: flips, `apply` on images in [0, 1], and `apply_to_both`
-on inputs and targets as the model sees them.
+An augmentation names the columns that it adds to a row of the plan, and draws them. Every backend
+cuts out the rectangle; all else is done with batches on the device, whatever the backend: flips,
+`apply` on images in [0, 1], and `apply_to_both` on inputs and targets as the model sees them.
 """
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, to_device
+from loaders.augment.base import Augmentation, Random, to_device
 from loaders.augment.colour import OPERATIONS, ColourJitter, RandAugment
 from loaders.augment.crops import Flips, RandomCrop
 from loaders.augment.mixing import Mixing
@@ -26,4 +25,9 @@ AUGMENTATIONS: tuple[Augmentation, ...] = (
 
 def active_augmentations(data: DataConfig) -> tuple[Augmentation, ...]:
     """Return the augmentations that the configuration switches on, in the order they act in."""
-    return tuple(a for a in AUGMENTATIONS if a.active_keys(data))
+    off = DataConfig()
+    return tuple(
+        augmentation
+        for augmentation in AUGMENTATIONS
+        if any(getattr(data, key) != getattr(off, key) for key in augmentation.keys)
+    )

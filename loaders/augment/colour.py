@@ -7,7 +7,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device, to_device
+from loaders.augment.base import Augmentation, Random, to_device
 from loaders.targets import Target
 
 OPERATIONS = (
@@ -32,23 +32,23 @@ class ColourJitter(Augmentation):
     with a factor for each image, and of any number of channels."""
 
     keys = ("colour_jitter",)
-    columns = (("brightness", "f4", 1.0), ("contrast", "f4", 1.0), ("saturation", "f4", 1.0))
+    columns = (("brightness", "f4"), ("contrast", "f4"), ("saturation", "f4"))
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
-        for (name, _, _), strength in zip(self.columns, data.colour_jitter, strict=True):
+        for (name, _), strength in zip(self.columns, data.colour_jitter, strict=True):
             rows[name] = 1 + strength * (2 * random(name, 1)[:, 0] - 1)
 
     def apply(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        for name, _, _ in self.columns:
+        for name, _ in self.columns:
             if (rows[name] == 1).all():
                 continue
-            [factor] = on_device(images.device, rows[name][:, None])
+            factor = to_device(rows[name].copy(), images.device).view(-1, 1, 1, 1)
             without = grey(images)  # the image without this quality
             if name == "contrast":
                 without = without.mean(dim=(2, 3), keepdim=True)
             elif name == "brightness":
                 without = torch.zeros_like(without)
-            images = torch.lerp(without, images, factor[..., None, None]).clamp_(0, 1)
+            images = torch.lerp(without, images, factor).clamp_(0, 1)
         return images
 
 
@@ -68,10 +68,7 @@ class RandAugment(Augmentation):
     """
 
     keys = ("randaugment",)
-    columns = (
-        ("operations", f"({MOST_OPERATIONS},)i1", 0),
-        ("amounts", f"({MOST_OPERATIONS},)f4", 0.0),
-    )
+    columns = (("operations", f"({MOST_OPERATIONS},)i1"), ("amounts", f"({MOST_OPERATIONS},)f4"))
 
     def check(
         self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
@@ -103,15 +100,11 @@ class RandAugment(Augmentation):
             # Magnitudes are one for the run: amounts differ in their signs alone.
             for number, amount in np.unique(drawn[drawn[:, 0] > 0], axis=0).tolist():
                 samples = np.flatnonzero((drawn == (number, amount)).all(axis=1))
-                chosen = to_device(torch.from_numpy(samples), images.device)
+                chosen = to_device(samples, images.device)
                 before, name = images[chosen], OPERATIONS[int(number)]
                 if before.shape[1] not in (1, 3):  # each channel counts as a grey image
                     before = before.flatten(0, 1)[:, None]
-                if name in ("autocontrast", "equalize"):
-                    after = getattr(functional, name)(before)
-                else:
-                    after = getattr(functional, name)(
-                        before, int(amount) if name == "posterize" else amount
-                    )
+                amounts = {"posterize": [int(amount)], "autocontrast": [], "equalize": []}
+                after = getattr(functional, name)(before, *amounts.get(name, [amount]))
                 images[chosen] = after.view(-1, *images.shape[1:])
         return images

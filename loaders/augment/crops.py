@@ -41,8 +41,7 @@ def random_shapes(sizes: np.ndarray, share: Sequence[float], numbers: np.ndarray
 class Flips(Augmentation):
     """Left-right and upside-down flips."""
 
-    keys = ("hflip", "vflip")
-    columns = (("hflip", "?", False), ("vflip", "?", False))
+    keys = ("hflip", "vflip")  # columns of every row
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         rows["hflip"] = random("hflip", 1)[:, 0] < data.hflip

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
+from loaders.augment.base import Augmentation, Random, to_device
 from loaders.augment.spatial import inside
 from loaders.targets import Target
 
@@ -25,10 +25,7 @@ class Mixing(Augmentation):
     """
 
     keys = ("mixup", "cutmix")
-    columns = (
-        *(("is_mixed", "?", False), ("weight", "f4", 1.0)),
-        *(("cut_share", "f4", 0.0), ("cut_y", "f4", 0.0), ("cut_x", "f4", 0.0)),
-    )
+    columns = tuple((name, "f4") for name in ("weight", "cut_share", "cut_y", "cut_x"))
 
     def check(
         self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
@@ -46,7 +43,7 @@ class Mixing(Augmentation):
         if global_batch_size % (2 * world_size):
             near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size
             raise UserError(
-                f"data.{self.active_keys(data)[0]} mixes the two halves of each rank's batch: "
+                f"data.{'mixup' if data.mixup else 'cutmix'} mixes the halves of a rank's batch: "
                 f"global_batch_size={global_batch_size} is not a multiple of {2 * world_size}, "
                 f"twice world_size={world_size}; use {near}, for example"
             )
@@ -55,7 +52,6 @@ class Mixing(Augmentation):
         choice, u, v, y, x = random("mixing", 5).T
         is_cut = choice < (0.5 if data.mixup and data.cutmix else bool(data.cutmix))
         weight = symmetric_beta(np.where(is_cut, data.cutmix, data.mixup), u, v)
-        rows["is_mixed"] = True
         rows["weight"] = np.where(is_cut, 1, weight)
         rows["cut_share"] = np.where(is_cut, weight, 0)
         rows["cut_y"], rows["cut_x"] = is_cut * y, is_cut * x
@@ -66,9 +62,9 @@ class Mixing(Augmentation):
         half, (height, width) = len(rows) // 2, inputs.shape[2:]
         cuts = self.boxes(rows, height, width)
         kept = 1 - (cuts[:, 1] - cuts[:, 0]) * (cuts[:, 3] - cuts[:, 2]) / (height * width)
-        boxes, weight, weight_of_label = on_device(
-            *(inputs.device, cuts, rows["weight"][:, None], (rows["weight"] * kept)[:, None])
-        )
+        boxes = to_device(cuts, inputs.device)
+        weights = np.stack([rows["weight"], rows["weight"] * kept], axis=1).astype(np.float32)
+        weight, weight_of_label = to_device(weights, inputs.device).split(1, dim=1)
 
         def mixed(images: Tensor) -> Tensor:
             own = weight[..., None, None]

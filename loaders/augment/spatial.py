@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.schema import DataConfig
-from loaders.augment.base import Augmentation, Random, on_device
+from loaders.augment.base import Augmentation, Random, to_device
 from loaders.targets import Target
 
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
@@ -17,7 +17,7 @@ class Affine(Augmentation):
     (`data.mean`) in inputs and target images, and `ignore_index` in masks."""
 
     keys = ("rotation", "random_scale")
-    columns = (("angle", "f4", 0.0), ("scale", "f4", 1.0))
+    columns = (("angle", "f4"), ("scale", "f4"))
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         rows["angle"] = data.rotation * (2 * random("angle", 1)[:, 0] - 1)
@@ -32,7 +32,7 @@ class Affine(Augmentation):
         angle = np.radians(rows["angle"].astype(float))
         cos, sin, zero = np.cos(angle) / rows["scale"], np.sin(angle) / rows["scale"], 0 * angle
         lines = [cos, sin * height / width, zero, -sin * width / height, cos, zero]
-        [matrices] = on_device(inputs.device, np.stack(lines, axis=1))
+        matrices = to_device(np.stack(lines, axis=1).astype(np.float32), inputs.device)
 
         def moved(images: Tensor, mode: str) -> Tensor:
             grid = F.affine_grid(matrices.view(-1, 2, 3), list(images.shape), align_corners=False)
@@ -42,8 +42,8 @@ class Affine(Augmentation):
         if target.interpolation == "linear":
             targets = moved(targets, "bilinear")
         elif target.interpolation == "nearest":
-            above = (targets - target.outside).float()[:, None]  # grid_sample puts 0 outside
-            targets = moved(above, "nearest")[:, 0].long() + target.outside
+            above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
+            targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
         return inputs, targets
 
 
@@ -53,10 +53,7 @@ class RandomErasing(Augmentation):
     `ERASED_RATIOS`, but both sides are at most those of the image."""
 
     keys = ("random_erasing",)
-    columns = (
-        *(("erased_share", "f4", 0.0), ("erased_ratio", "f4", 1.0)),
-        *(("erased_y", "f4", 0.0), ("erased_x", "f4", 0.0)),
-    )
+    columns = tuple((f"erased_{name}", "f4") for name in ("share", "ratio", "y", "x"))
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
         chance, share, ratio, y, x = random("erased", 5).T
@@ -71,10 +68,8 @@ class RandomErasing(Augmentation):
         self, inputs: Tensor, targets: Tensor, rows: np.ndarray, target: Target
     ) -> tuple[Tensor, Tensor]:
         where = np.flatnonzero(rows["erased_share"])
-        index, boxes = on_device(
-            inputs.device, where[:, None], self.boxes(rows[where], *inputs.shape[2:])
-        )
-        chosen = index[:, 0].long()
+        boxes = to_device(self.boxes(rows[where], *inputs.shape[2:]), inputs.device)
+        chosen = to_device(where, inputs.device)
         inputs[chosen] = inputs[chosen].masked_fill_(inside(boxes, *inputs.shape[2:]), 0)
         return inputs, targets
 

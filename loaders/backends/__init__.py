@@ -2,8 +2,8 @@
 
 All backends visit the same samples in the same order with the same augmentation.
 
-Your own: `mine.py` in this folder with a function `mine_loader`, which takes a plan whose samples
-are `Rectangles`, the configuration and the device, and returns a `Loader`; see `synthetic.py`.
+Your own: `mine.py` in this folder with a function `mine_loader`, which takes a plan, the transform
+of its `Rectangles` and the configuration, and returns a `Loader`; see `synthetic.py`.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from importlib import import_module
 
 import torch
 
-from conf.errors import UserError
 from conf.names import find
 from conf.schema import Config
-from loaders.describe import describe, warn
+from loaders.describe import describe
 from loaders.index import Index
 from loaders.loader import Loader
 from loaders.open_index import open_index
 from loaders.plan import Plan
 from loaders.rectangles import Rectangles
+from loaders.transform import ImageTransform
 
 
 def build_loaders(
@@ -33,11 +33,7 @@ def build_loaders(
     train, val = indexes["train"], indexes["val"]
     train_loader = image_loader(train, cfg, device, rank, world_size, train=True)
     val_loader = image_loader(val, cfg, device, rank, world_size, train=False)
-    samples = train_loader.plan.samples
-    assert isinstance(samples, Rectangles)
-    train_loader.info.description = (*describe(samples, val), *train_loader.info.description)
-    if rank == 0:
-        warn((train, val))
+    train_loader.info.description += val_loader.info.description
     return train_loader, val_loader
 
 
@@ -49,8 +45,11 @@ def image_loader(
     Raises:
         UserError: there is no backend of this name, or the samples do not fit the configuration.
     """
-    new_loader: Callable[[Plan, Config, torch.device], Loader] = find(
+    new_loader: Callable[[Plan, ImageTransform, Config], Loader] = find(
         "loaders.backends", cfg.loader.name, "loader.name", "{}_loader"
     )
-    plan = Plan(Rectangles(index, cfg, world_size, train), cfg, rank, world_size)
-    return new_loader(plan, cfg, device)
+    rectangles = Rectangles(index, cfg, world_size, train)
+    plan = Plan(rectangles, cfg, rank, world_size)
+    loader = new_loader(plan, ImageTransform(rectangles, cfg, device), cfg)
+    loader.info.description = describe(rectangles)
+    return loader

@@ -11,26 +11,22 @@ from conf.schema import Config
 from loaders.batch import Batch, part
 from loaders.loader import Loader
 from loaders.plan import Plan
-from loaders.rectangles import Rectangles
 from loaders.transform import ImageTransform
 
 
-def synthetic_loader(plan: Plan, cfg: Config, device: torch.device) -> Loader:
+def synthetic_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Loader:
     """Build the loader of noise in place of images, with the targets of some samples, the same in
     every batch."""
-    rectangles = plan.samples
-    assert isinstance(rectangles, Rectangles)
-    transform = ImageTransform(rectangles, cfg, device)
-    info = transform.info(plan)
+    info, rectangles = transform.info(plan), transform.rectangles
     rows = plan.rows(np.arange(min(plan.batch_size, plan.num_rows)), 0)
     random, images = np.random.default_rng(cfg.seed), []
     for side, size in zip(rectangles.index.sides, rectangles.read_sizes(), strict=True):
-        shape, high = (len(rows), *size, side.channels), np.iinfo(side.dtype).max
-        if side.interpolation == "nearest":
-            high = len(info.classes)
-        images.append(torch.from_numpy(random.integers(high, size=shape, dtype=side.dtype)))
-    batch = transform(Batch(rows, tuple(images)))
-    return Loader(plan, Repeated(plan, batch), lambda batch: batch.content, info, device)
+        is_mask = side.interpolation == "nearest"
+        high = len(info.classes) if is_mask else np.iinfo(side.dtype).max
+        noise = random.integers(high, size=(len(rows), *size, side.channels), dtype=side.dtype)
+        images.append(torch.from_numpy(noise))
+    batches = Repeated(plan, transform(Batch(rows, tuple(images))))
+    return Loader(plan, batches, lambda batch: batch.content, info, transform.device)
 
 
 @dataclass

@@ -1,4 +1,4 @@
 """From the bytes of image files to pixels."""
 
-from loaders.images.decoding import decode, decode_resized, read_header, resize
-from loaders.images.headers import HEADER, WHITE, Header, reason_of
+from loaders.images.decoding import decode, decode_resized, resize
+from loaders.images.headers import HEADER, Header, read_header, reason_of

@@ -18,17 +18,10 @@ from imagecodecs import SpngError, spng_decode
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from loaders.images.headers import (
-    FORMATS,
-    JPEG_START,
-    PNG_START,
-    WHITE,
-    Header,
-    read_pillow_header,
-    read_start,
-)
-from loaders.images.masks import decode_mask
-from loaders.images.tiff import TIFF_STARTS, decode_tiff, read_tiff_header
+from conf.errors import counted
+from loaders.images.headers import FORMATS, JPEG_START, PNG_BITS, PNG_START, TIFF_STARTS
+
+# tifffile is imported where a TIFF is read, since that takes 0.1 s.
 
 FACTORS = (8, 4, 2)  # decoding at 5/8 to 7/8 takes longer than at full size
 MARGIN = 1.25
@@ -41,68 +34,15 @@ PLAIN_RGB = b"\x08\x02\0\0\0"  # 8 bits, RGB, compression, filter, not interlace
 FLIPPED = ((3, 4, 7, 8), (2, 3, 6, 7))
 """EXIF orientations that need the lines, and those that need the columns, flipped to be upright;
 from 5 on, both are exchanged before."""
+LOSSLESS = ("PNG", "BMP", "GIF")  # formats of Pillow that keep indices
 
+Content = bytes | bytearray
 Rectangle = tuple[int, int, int, int]
 """y, x, height and width in pixels."""
 
 
-def read_header(path: str, content: str, background: int = WHITE, turns: bool = True) -> Header:
-    """Read the header of an image, without what needs the pixels of a mask.
-
-    Args:
-        path: path of the file.
-        content: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec`.
-        background: colour 0xRRGGBB behind transparent pixels.
-        turns: turn the image upright by its EXIF orientation.
-
-    Raises:
-        OSError: the file cannot be read or is not an image.
-        ValueError: its pixels cannot be kept, or become 8-bit RGB (`rgb`), without a change.
-    """
-    start = read_start(path)
-    is_tiff = start.startswith(TIFF_STARTS)
-    if content == "stored" or (content == "indices" and is_tiff):
-        header = read_tiff_header(path, content)
-    else:
-        header = read_pillow_header(path, start, background)
-    if turns or header.orientation == 1:
-        return header
-    if content == "rgb" and is_tiff:
-        raise ValueError("is a TIFF with an orientation, by which Pillow turns it; save it upright")
-    return header.turned(1)
-
-
-def decode(
-    content: bytes | bytearray, header: np.void, kind: str, num_lines: int | None = None
-) -> np.ndarray:
-    """Decode an image to pixels, (height, width, channels) as its header says, upright.
-
-    A damaged file makes decoders raise errors of any type; `reason_of` puts them into words.
-
-    Args:
-        content: content of the file.
-        header: header of the image, of dtype `HEADER`; a photo becomes grey if it has one channel.
-        kind: `rgb`, `stored` or `indices`, see `loaders.targets.ImageSpec.content`.
-        num_lines: lines at the top that are needed; others may be missing in the result.
-    """
-    if not content:
-        raise OSError("empty file")
-    if kind == "stored":
-        image = decode_tiff(content, header)
-    elif kind == "indices":
-        image = _upright(decode_mask(content), int(header["orientation"]))
-    else:
-        image = _decode_photo(content, header, num_lines)
-    height, width = int(header["height"]), int(header["width"])
-    if image.shape[1] != width or image.shape[0] not in (height, num_lines):
-        raise OSError(
-            f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
-        )
-    return image
-
-
 def decode_resized(
-    content: bytes | bytearray,
+    content: Content,
     header: np.void,
     kind: str,
     rectangle: Rectangle,
@@ -110,34 +50,67 @@ def decode_resized(
     interpolation: str,
     reduces: bool,
 ) -> np.ndarray:
-    """Decode and resize a rectangle of an image, (*size, channels); see `decode` and `resize`.
+    """Decode and resize a rectangle of the upright image, (*size, channels); see `decode` and
+    `resize`.
 
-    Args:
-        rectangle: in pixels of the upright image.
-        reduces: decode a JPEG at a fraction of its size where that is enough.
+    If it `reduces`, it decodes a JPEG at the smallest size at which the rectangle is still MARGIN
+    times as large as `size` in both directions.
     """
-    if kind == "rgb" and reduces:
-        image = _from_reduced_jpeg(content, header, rectangle, size)
-        if image is not None:
-            return image
     y, x, height, width = rectangle
-    image = decode(content, header, kind, num_lines=y + height)
+    most = min(height / size[0], width / size[1]) / MARGIN
+    factor = next((factor for factor in FACTORS if factor <= most and reduces), 1)
+    image = decode(content, header, kind, y + height, factor)
+    if image.shape[1] != header["width"]:
+        return _resize_reduced(image, header, factor, rectangle, size)
     return resize(image[y : y + height, x : x + width], size, interpolation)
 
 
-def _decode_photo(content: bytes | bytearray, header: np.void, num_lines: int | None) -> np.ndarray:
-    """Decode a photo upright, (height, width, channels) uint8."""
+def decode(
+    content: Content, header: np.void, kind: str, num_lines: int | None = None, factor: int = 1
+) -> np.ndarray:
+    """Decode the content of a file to pixels, (height, width, channels) as its `HEADER` says,
+    upright; `kind` is that of `ImageSpec.content`.
+
+    If `num_lines` at the top are enough, others may be missing in the result; if 1 / factor of the
+    size is, a JPEG has that. A damaged file makes decoders raise errors of any type; `reason_of`
+    puts them into words.
+    """
+    if not content:
+        raise OSError("empty file")
+    if kind == "stored":
+        image = _decode_tiff(content, header)
+    elif kind == "indices":
+        image = _upright(_decode_mask(content), header)
+    else:
+        image = _decode_photo(content, header, num_lines, factor)
+    height, width = int(header["height"]), int(header["width"])
+    reduced = -(-height // factor), -(-width // factor)
+    if image.shape[:2] not in ((height, width), (num_lines, width), reduced):
+        raise OSError(
+            f"{image.shape[0]}x{image.shape[1]} pixels but {height}x{width} when it was indexed"
+        )
+    return image
+
+
+def _decode_photo(
+    content: Content, header: np.void, num_lines: int | None, factor: int
+) -> np.ndarray:
     stored = None
     if content.startswith(JPEG_START):
-        stored = _decode_jpeg(content)
+        stored_width = int(header["width" if header["orientation"] < 5 else "height"])
+        stored = _decode_jpeg(content, -(-stored_width // factor) if factor > 1 else 0)
     elif content.startswith(PNG_START):
         stored = _decode_png(content, header, num_lines)
     if stored is None:
-        return _as_indexed(_decode_by_pillow(content, header), header)
-    return _as_indexed(_upright(stored, int(header["orientation"])), header)
+        stored = _decode_by_pillow(content, int(header["background"]))
+    is_turned = content.startswith(TIFF_STARTS)  # by Pillow
+    image = stored if is_turned else _upright(stored, header)
+    if header["channels"] == 1:  # the model takes grey images
+        return np.array(Image.fromarray(image).convert("L"))[..., None]
+    return image
 
 
-def _decode_jpeg(content: bytes | bytearray, min_width: int = 0) -> np.ndarray | None:
+def _decode_jpeg(content: Content, min_width: int) -> np.ndarray | None:
     """Decode a JPEG to RGB as stored, at the smallest of its sizes 1, 1/2, 1/4 and 1/8 that is
     `min_width` pixels wide (0: at 1); None: libjpeg finds it unusual, but Pillow may read it.
 
@@ -153,9 +126,7 @@ def _decode_jpeg(content: bytes | bytearray, min_width: int = 0) -> np.ndarray |
         return None
 
 
-def _decode_png(
-    content: bytes | bytearray, header: np.void, num_lines: int | None
-) -> np.ndarray | None:
+def _decode_png(content: Content, header: np.void, num_lines: int | None) -> np.ndarray | None:
     """Decode an opaque PNG of 8-bit RGB whose lines are stored in order; None: it is another one,
     or is damaged, and Pillow says how.
 
@@ -180,25 +151,24 @@ def _decode_png(
     return None
 
 
-def _decode_by_pillow(content: bytes | bytearray, header: np.void) -> np.ndarray:
-    """Decode a photo upright, (height, width, 3); transparent pixels show the background."""
-    orientation, background = int(header["orientation"]), int(header["background"])
+def _decode_by_pillow(content: Content, background: int) -> np.ndarray:
+    """Decode a photo, (height, width, 3); transparent pixels show the background, if there is one.
+    A TIFF is turned upright."""
     with Image.open(BytesIO(content), formats=FORMATS) as stored:
         if stored.mode.startswith("I"):  # 16 bits, which convert() would clip, not scale
-            pixels = (np.asarray(stored) >> 8).astype(np.uint8)
-            image = Image.fromarray(pixels).convert("RGB")
-        elif background >= 0:
-            photo = stored.convert("RGBA")
-            image = Image.new("RGB", photo.size, f"#{background:06x}")
-            image.paste(photo, mask=photo)
-        else:
-            image = stored.convert("RGB")
-        is_upright = stored.format == "TIFF"  # turned by Pillow
-    return np.array(image) if is_upright else _upright(np.array(image), orientation)
+            grey = (np.asarray(stored) >> 8).astype(np.uint8)
+            return np.stack([grey] * 3, axis=2)
+        if background < 0:
+            return np.array(stored.convert("RGB"))
+        photo = stored.convert("RGBA")
+        image = Image.new("RGB", photo.size, f"#{background:06x}")
+        image.paste(photo, mask=photo)
+        return np.array(image)
 
 
-def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
+def _upright(stored: np.ndarray, header: np.void) -> np.ndarray:
     """Turn a stored image, (height, width, C), upright by its EXIF orientation."""
+    orientation = int(header["orientation"])
     if orientation == 1:
         return stored
     image = stored.swapaxes(0, 1) if orientation >= 5 else stored
@@ -206,35 +176,14 @@ def _upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(np.flip(image, flipped))
 
 
-def _as_indexed(image: np.ndarray, header: np.void) -> np.ndarray:
-    """Convert an RGB image to grey if the header has one channel."""
-    if header["channels"] == 1:  # the model takes grey images
-        return np.array(Image.fromarray(image).convert("L"))[..., None]
-    return image
-
-
-def _from_reduced_jpeg(
-    content: bytes | bytearray, header: np.void, rectangle: Rectangle, size: tuple[int, int]
-) -> np.ndarray | None:
-    """Decode a JPEG at the smallest size at which the rectangle is still MARGIN times as large as
-    `size` in both directions, and resize the rectangle; None: that is its own size, or libjpeg
-    cannot."""
-    most = min(rectangle[2] / size[0], rectangle[3] / size[1]) / MARGIN
-    factor = next((factor for factor in FACTORS if factor <= most), 1)
-    if factor == 1 or not content.startswith(JPEG_START):
-        return None
-    orientation = int(header["orientation"])
-    whole = np.array([header["height"], header["width"]], int)
-    stored_width = int(whole[1 if orientation < 5 else 0])
-    stored = _decode_jpeg(content, min_width=-(-stored_width // factor))
-    if stored is None:
-        return None
-    image = _as_indexed(_upright(stored, orientation), header)
-    reduced = np.array(image.shape[:2])
-    if (reduced != -(-whole // factor)).any():
-        return None
+def _resize_reduced(
+    image: np.ndarray, header: np.void, factor: int, rectangle: Rectangle, size: tuple[int, int]
+) -> np.ndarray:
+    """Resize a rectangle, in pixels of the whole image, of one that was decoded at 1 / factor."""
+    whole, reduced = np.array([header["height"], header["width"]], int), np.array(image.shape[:2])
     # The last pixel as stored may lie partly outside the image; flipped, it is the first one.
-    outside = np.where([orientation in axis for axis in FLIPPED], factor * reduced - whole, 0)
+    is_flipped = [header["orientation"] in orientations for orientations in FLIPPED]
+    outside = np.where(is_flipped, factor * reduced - whole, 0)
     top, left = start = (outside + rectangle[:2]) / factor
     bottom, right = start + np.array(rectangle[2:]) / factor
     y, x = int(top), int(left)
@@ -245,17 +194,61 @@ def _from_reduced_jpeg(
     return np.array(resized).reshape(*size, -1)
 
 
-def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linear") -> np.ndarray:
-    """Resize an image: bilinear with antialiasing, or the nearest pixels.
+def _decode_tiff(content: Content, header: np.void) -> np.ndarray:
+    shape = header[["height", "width", "channels"]].item()
+    dtype = np.dtype(f"uint{header['bits']}")
+    if (start := int(header["raw_offset"])) >= 0:  # tifffile takes 40 to 80 times as long
+        if len(content) < start + math.prod(shape) * dtype.itemsize:
+            raise OSError("it is cut short")
+        pixels = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
+        return np.require(pixels, requirements=["A", "W"])
+    image = _read_tiff(content)
+    if image.shape != shape[: image.ndim]:
+        image = np.moveaxis(image, 0, -1)
+    return np.ascontiguousarray(image.reshape(shape), dtype)
 
-    Args:
-        image: (H, W, C) uint8 or uint16.
-        size: (height, width) in pixels.
-        interpolation: `linear` or `nearest`.
 
-    Returns:
-        (height, width, C) of the image's dtype; the image itself if it has the size.
+def _read_tiff(content: Content) -> np.ndarray:
+    from tifffile import imread
+
+    return imread(BytesIO(content), maxworkers=1)  # other threads read other files
+
+
+def _decode_mask(content: Content) -> np.ndarray:
+    """Decode a mask to indices of classes as stored, (height, width, 1): uint8 or uint16, or int32
+    if some are below 0. Of an image with a palette it returns the indices, not the colours.
+
+    Raises:
+        OSError: it is not an image or is truncated.
+        ValueError: it holds something else than one index from 0 to 65535, or below 0, per pixel.
     """
+    wanted = "store class indices as a PNG or TIFF of one channel of integers, or with a palette"
+    if content.startswith(TIFF_STARTS):
+        image = _read_tiff(content).squeeze()
+        kind = f"shape {image.shape} of {image.dtype}"
+    else:
+        with Image.open(BytesIO(content), formats=FORMATS) as stored:
+            kind = f"{stored.format} of mode {stored.mode}"
+            if stored.format not in LOSSLESS:
+                raise ValueError(f"is a {stored.format}, which may change indices; {wanted}")
+            if kind == "PNG of mode L" and content[PNG_BITS] < 8:
+                raise ValueError(
+                    f"has {counted(content[PNG_BITS], 'bit')} of grey per pixel; {wanted}"
+                )
+            image = np.array(stored)
+    if image.ndim != 2 or image.dtype.kind not in "bui":
+        raise ValueError(f"is a {kind}; {wanted}")
+    if image.dtype in (bool, np.uint8):
+        return image.astype(np.uint8)[..., None]
+    low, high = int(image.min()), int(image.max())
+    if high > 65535 or low < -32768:
+        raise ValueError(f"holds {high if high > 65535 else low}; indices are 0 to 65535")
+    return image.astype(np.uint16 if low >= 0 else np.int32)[..., None]
+
+
+def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "linear") -> np.ndarray:
+    """Resize an image (H, W, C) of uint8 or uint16 to (*size, C): `linear` with antialiasing, or to
+    the `nearest` pixels. An image of this size is returned itself."""
     if image.shape[:2] == size:
         return image
     if interpolation == "nearest":

@@ -33,7 +33,7 @@ def index_by_layout(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[
         UserError: the data is missing (the message says how to get it), or has another layout.
     """
     indexes: dict[str, Index] = find("loaders.layouts", data.layout, "data.layout")(data, splits)
-    if data.leave_out is not None and indexes["train"].source.form == "pixels":
+    if data.leave_out is not None and indexes["train"].form == "pixels":
         raise UserError(
             f"data.leave_out={data.leave_out} names files, and data={data.layout} has none; leave "
             "it out"
@@ -44,23 +44,14 @@ def index_by_layout(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[
 def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
     """Return the keys of `data` that decide which samples there are and what their targets are, and
     further ones, with their values."""
-    keys = {*SETTINGS, *more}
-    for field in fields(data):
-        conditions = field.metadata.get("of", ())
-        if any(condition.startswith("data=") for condition in conditions):
-            keys.add(field.name)
+    of_layouts = {field.name for field in fields(data) if "data=" in field.metadata.get("of", "")}
+    keys = {*SETTINGS, *of_layouts, *more}
     return {key: value for key, value in vars(data).items() if key in keys}
 
 
 def check_settings(stored: dict[str, Any], data: DataConfig, where: str, fix: str) -> None:
-    """Raise UserError if what `settings_of` returned when a file was written differs from `data`.
-
-    Args:
-        stored: settings in the file; those of other layouts do not count.
-        data: the configuration.
-        where: name of the file.
-        fix: advice.
-    """
+    """Raise UserError if what `settings_of` returned when a file was written differs from `data`;
+    settings of other layouts do not count."""
     differing = [
         f"data.{key}={getattr(data, key)} (there: {there})"
         for key, there in stored.items()

@@ -10,12 +10,11 @@ import numpy as np
 
 from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
-from loaders.file_index import index_splits
-from loaders.folders import IMAGE_ENDINGS, folders_in, images_below
-from loaders.headers import read_headers
+from loaders.file_index import index_splits, read_headers
+from loaders.folders import IMAGE_ENDINGS, describe_others, folders_in, images_below
 from loaders.index import Index
 from loaders.splits import split_folders
-from loaders.targets import Labels
+from loaders.targets import Target
 
 
 def imagefolder(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
@@ -30,49 +29,41 @@ def class_folders(
 
     The images' content is of a kind of `ImageSpec.content`. Names of classes that differ in their
     Unicode normal form alone, as macOS and Linux write them, are one class.
-
-    Raises:
-        UserError: the folders are not those of two classes or more that have images.
     """
-    folders, others = split_folders(root, data, splits), Counter[str]()
-    images = {split: _images_of(folder, others, data.root) for split, folder in folders.items()}
-    classes = sorted(images["train"])
+    others = Counter[str]()
+    files: list[str] = []
+    names: list[str] = []  # of the classes of the files
+    counts: dict[str, int] = {}
+    folders = split_folders(root, data, splits)
+    classes: list[str] = []
     for split, folder in folders.items():
-        if unknown := sorted(images[split].keys() - {*classes}):
+        images = _images_of(folder, others, data.root)
+        classes = classes or sorted(images)  # those of train, which comes first
+        if unknown := sorted(images.keys() - {*classes}):
             raise UserError(
                 f"{folder} has classes that {folders['train']} does not have: "
                 f"{first_few(unknown)}; remove them or add training images"
             )
-    if empty := [name for name in classes if not images["train"][name]]:
-        raise UserError(
-            f"{folders['train']} has {counted(len(empty), 'class folder')} without an image "
-            f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
-        )
+        if split == "train" and (empty := [name for name in classes if not images[name]]):
+            raise UserError(
+                f"{folder} has {counted(len(empty), 'class folder')} without an image "
+                f"({', '.join(IMAGE_ENDINGS)}): {first_few(empty)}; remove them or add images"
+            )
+        for name, paths in sorted(images.items()):
+            files += paths
+            names += [name] * len(paths)
+        counts[split] = sum(map(len, images.values()))
     if len(classes) < 2:
         found = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
         raise UserError(f"{root} has {found}; use 2 or more")
-    files: list[str] = []
-    labels: list[int] = []
-    counts: dict[str, int] = {}
-    for split, by_class in images.items():
-        for label, name in enumerate(classes):
-            found_here = by_class.get(name, [])
-            files += found_here
-            labels += [label] * len(found_here)
-        counts[split] = len(files) - sum(counts.values())
-    values = np.array(labels)
-    target = Labels(values, tuple(classes))
-    sides = (read_headers(files, data, content, others),)
-    return index_splits(root.name, data, splits, sides, target, counts, values)
+    columns = read_headers([files], data, [content])
+    target = Target("labels", np.searchsorted(classes, names), tuple(classes))
+    return index_splits(root.name, data, splits, columns, target, counts, describe_others(others))
 
 
 def _images_of(split: Path, others: Counter[str], root: str) -> dict[str, list[str]]:
-    """Return the paths of the images of each class; see `images_below` for `others` and `root`.
-
-    Raises:
-        UserError: there are no class folders, or some hold folders of images alone: they may be
-            the sets or classes.
-    """
+    """Return the paths of the images of each class; raise UserError if there are no class folders,
+    or some hold folders of images alone: they may be the sets or classes."""
     images: dict[str, list[str]] = {}
     for name in sorted(folders_in(split)):
         found = images_below(split / name, others, root)

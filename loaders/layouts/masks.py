@@ -1,40 +1,37 @@
 """Images and the classes of their pixels: the same relative path below two folders."""
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
+from loaders.columns import Columns
 from loaders.file_index import index_splits
-from loaders.headers import ImageFiles
 from loaders.index import Index
-from loaders.layouts.pairs import find_pairs
-from loaders.targets import Masks
+from loaders.layouts.pairs import find_pairs, size_factor
+from loaders.sources import path_below
+from loaders.targets import Target
 
 
 def masks(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
-    """Return the index of each of these splits that there is."""
-    if "test" in splits and data.num_classes is None:  # whose masks may lack classes
-        num_classes = len(masks(data, ("train", "val"))["train"].target.classes)
-        data = replace(data, num_classes=num_classes)
-    images, found, counts, factor = find_pairs(data, splits, "indices")
-    if factor > 1:
+    """Return the index of each of these splits that there is, and of `val`, whose masks are counted
+    as training has counted them."""
+    splits = {*splits, "val"}
+    files, counts, notes = find_pairs(data, splits, "indices")
+    if (factor := size_factor(files, data)) > 1:
         raise UserError(
             f"the masks below {data.root} are {factor} times as large as their images; store each "
             "mask as large as its image"
         )
-    bits = found.headers["bits"].max()
-    target = Masks(
-        classes=tuple(map(str, range(_num_classes(data, found)))),
-        ignore_index=data.ignore_index,
-        stored_dtype="int32" if bits == 32 else f"uint{bits}",
-    )
-    indexes = index_splits(Path(data.root).name, data, splits, (images, found), target, counts)
+    num_classes = _num_classes(data, files, counts.get("test", 0))
+    names = tuple(map(str, range(num_classes)))
+    target = Target("masks", names=names, ignore_index=data.ignore_index)
+    name = Path(data.root).name
+    indexes = index_splits(name, data, splits, files, target, counts, notes)
     for index in indexes.values():
-        if index.source.headers[1]["highest"].max() < 0:
+        if index.headers[1]["highest"].max() < 0:
             raise UserError(
                 f"the {len(index)} masks of {index.name} in {data.root} hold nothing but "
                 f"data.ignore_index={data.ignore_index}; use masks with classes"
@@ -42,23 +39,20 @@ def masks(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
     return indexes
 
 
-def _num_classes(data: DataConfig, found: ImageFiles) -> int:
-    """Return `data.num_classes`, or the number of classes that the masks have.
-
-    Raises:
-        UserError: the masks hold higher indices, or too few to know the number.
-    """
-    highest = found.headers["highest"]
-    top = int(highest.max())
-    if data.num_classes is None:
-        num_classes, is_sure = top + 1, 1 <= top != 255
-    else:
-        num_classes, is_sure = data.num_classes, top < data.num_classes
-    if not is_sure:
-        above = [found.paths[i] for i in np.flatnonzero(highest == top)]
+def _num_classes(data: DataConfig, files: Columns, num_tests: int) -> int:
+    """Return `data.num_classes`, or the number of classes that the masks have but for the last
+    `num_tests`; raise UserError if masks hold higher indices, or too few to know the number."""
+    highest = files["headers-1"]["highest"]
+    top = int(highest[: len(highest) - num_tests].max())
+    num_classes = data.num_classes or top + 1
+    is_sure = data.num_classes is not None or 1 <= top != 255
+    now = num_classes if is_sure else None
+    wrong = np.flatnonzero(highest >= (num_classes if is_sure else top))
+    if len(wrong):
+        paths = [path_below(data.root, name) for name in files["names-1"][wrong]]
         raise UserError(
-            f"{len(above)} of {len(highest)} masks have indices up to {top}, such as "
-            f"{first_few(above, 2)}; set data.num_classes (now {data.num_classes}) to the number "
-            "of classes, or data.ignore_index=255 if 255 means no class, or correct the masks"
+            f"{len(wrong)} of {len(highest)} masks have indices up to {highest.max()}, such as "
+            f"{first_few(paths, 2)}; set data.num_classes (now {now}) to the number of classes, or "
+            "data.ignore_index=255 if 255 means no class, or correct the masks"
         )
     return num_classes

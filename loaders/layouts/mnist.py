@@ -10,7 +10,7 @@ from conf.schema import DataConfig
 from loaders.columns import one_process_at_a_time
 from loaders.images import reason_of
 from loaders.index import Index
-from loaders.pixels import in_memory
+from loaders.sources import in_memory
 from loaders.splits import check_no_split
 
 DATASETS = {
@@ -26,9 +26,6 @@ def mnist(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
 
     torchvision downloads it first if it is missing, and checks the hash of each file; a download
     that was stopped goes on with the first file that is not complete.
-
-    Raises:
-        UserError: the files are damaged, or could not be downloaded.
     """
     import torchvision
 

@@ -10,54 +10,59 @@ import numpy as np
 
 from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
-from loaders.file_index import index_splits
-from loaders.folders import images_below
-from loaders.headers import ImageFiles, read_headers
+from loaders.columns import Columns
+from loaders.file_index import index_splits, read_headers, sizes_of
+from loaders.folders import describe_others, images_below
 from loaders.index import Index
+from loaders.sources import path_below
 from loaders.splits import split_folders
-from loaders.targets import TargetImages
+from loaders.targets import Target
 
 
 def pairs(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
     """Return the index of each of these splits that there is."""
-    inputs, targets, counts, factor = find_pairs(data, splits, "rgb")
-    sides, target = (inputs, targets), TargetImages(factor)
-    return index_splits(Path(data.root).name, data, splits, sides, target, counts)
+    files, counts, notes = find_pairs(data, splits, "rgb")
+    target = Target("images", size_factor=size_factor(files, data))
+    return index_splits(Path(data.root).name, data, splits, files, target, counts, notes)
 
 
 def find_pairs(
     data: DataConfig, splits: Collection[str], target_content: str
-) -> tuple[ImageFiles, ImageFiles, dict[str, int], int]:
-    """Return the files of both sides, the number of samples of each split that there is, and the
-    height and width of the targets, divided by those of their inputs.
+) -> tuple[Columns, dict[str, int], tuple[str, ...]]:
+    """Return the files of both sides, the number of samples of each split that there is, and lines
+    on what else lies there.
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
-    others: Counter[str] = Counter()
-    folders = split_folders(Path(data.root), data, splits)
-    below = {name: _pairs_below(folder, data, others) for name, folder in folders.items()}
-    both = [pair for found in below.values() for pair in found]
-    counts = {name: len(found) for name, found in below.items()}
-    inputs = read_headers([first for first, _ in both], data, "rgb", others)
-    targets = read_headers([second for _, second in both], data, target_content)
-    _check_turned(inputs, targets, data)
-    return inputs, targets, counts, _size_factor(inputs, targets)
-
-
-def _pairs_below(folder: Path, data: DataConfig, others: Counter[str]) -> list[tuple[str, str]]:
-    """Return the paths of each input and its target; see `images_below` for `others`."""
-    inputs, targets = (
-        _images_by_stem(folder / name, data, others) for name in (data.input_dir, data.target_dir)
-    )
-    unpaired = [inputs[stem] for stem in sorted(inputs.keys() - targets.keys())]
-    unpaired += [targets[stem] for stem in sorted(targets.keys() - inputs.keys())]
-    if unpaired or not inputs:
-        raise UserError(
-            f"{folder} has {counted(len(inputs), 'input')} and "
-            f"{counted(len(unpaired), 'image')} without a partner: {first_few(unpaired)}; add the "
-            "partners or remove these"
+    others = Counter[str]()
+    paths: tuple[list[str], list[str]] = ([], [])
+    counts: dict[str, int] = {}
+    for split, folder in split_folders(Path(data.root), data, splits).items():
+        inputs, targets = (
+            _images_by_stem(folder / name, data, others)
+            for name in (data.input_dir, data.target_dir)
         )
-    return [(inputs[stem], targets[stem]) for stem in sorted(inputs)]
+        both = inputs | targets
+        unpaired = [both[stem] for stem in sorted(inputs.keys() ^ targets.keys())]
+        if unpaired or not inputs:
+            raise UserError(
+                f"{folder} has {counted(len(inputs), 'input')} and "
+                f"{counted(len(unpaired), 'image')} without a partner: {first_few(unpaired)}; add "
+                "the partners or remove these"
+            )
+        for side, found in zip(paths, (inputs, targets), strict=True):
+            side += [found[stem] for stem in sorted(found)]
+        counts[split] = len(inputs)
+    files = read_headers(paths, data, ("rgb", target_content))
+    turned, other = (headers["orientation"] for headers in files.of_sides("headers"))
+    unclear = np.flatnonzero((turned > 1) & (other > 0) & (turned != other))
+    if len(unclear) and data.exif is None:
+        raise UserError(
+            f"{len(unclear)} of {len(turned)} inputs are turned by their EXIF orientation, but not "
+            f"their targets: {first_few(paths[0][i] for i in unclear)}; set data.exif=true if "
+            "the targets fit the upright inputs, or data.exif=false if they fit them as stored"
+        )
+    return files, counts, describe_others(others)
 
 
 def _images_by_stem(side: Path, data: DataConfig, others: Counter[str]) -> dict[str, str]:
@@ -82,35 +87,20 @@ def _images_by_stem(side: Path, data: DataConfig, others: Counter[str]) -> dict[
     return by_stem
 
 
-def _check_turned(inputs: ImageFiles, targets: ImageFiles, data: DataConfig) -> None:
-    """Raise UserError if inputs are turned by their EXIF orientation and their targets are not, so
-    that it is unknown how they lie on each other, unless `data.exif` tells."""
-    turned, other = (side.headers["orientation"] for side in (inputs, targets))
-    found = np.flatnonzero((turned > 1) & (other > 0) & (turned != other))
-    if len(found) and data.exif is None:
-        raise UserError(
-            f"{len(found)} of {len(turned)} inputs are turned by their EXIF orientation, but not "
-            f"their targets: {first_few(inputs.paths[i] for i in found)}; set data.exif=true if "
-            "the targets fit the upright inputs, or data.exif=false if they fit them as stored"
-        )
-
-
-def _size_factor(inputs: ImageFiles, targets: ImageFiles) -> int:
-    """Return the height and width of the targets, divided by those of their inputs.
-
-    Raises:
-        UserError: it is not an integer, or not the same for all pairs.
-    """
-    is_good = (inputs.sizes[:, 0] > 0) & (targets.sizes[:, 0] > 0)
-    if not is_good.any():
+def size_factor(files: Columns, data: DataConfig) -> int:
+    """Return the height and width of the targets, divided by those of their inputs; raise UserError
+    if it is not an integer, or not the same for all pairs."""
+    inputs, targets = map(sizes_of, files.of_sides("headers"))
+    good = np.flatnonzero((inputs[:, 0] > 0) & (targets[:, 0] > 0))
+    if not len(good):
         return 1
-    first = int(is_good.argmax())
-    factor = max(1, int(targets.sizes[first, 0] // inputs.sizes[first, 0]))
-    wrong = np.flatnonzero(is_good & (targets.sizes != factor * inputs.sizes).any(axis=1))
+    factor = max(1, int(targets[good[0], 0] // inputs[good[0], 0]))
+    wrong = good[(targets[good] != factor * inputs[good]).any(axis=1)]
     if len(wrong):
         i = wrong[0]
         named = [
-            f"{side.paths[i]} ({side.sizes[i, 0]}x{side.sizes[i, 1]})" for side in (inputs, targets)
+            f"{path_below(data.root, names[i])} ({sizes[i, 0]}x{sizes[i, 1]})"
+            for names, sizes in zip(files.of_sides("names"), (inputs, targets), strict=True)
         ]
         raise UserError(
             f"{counted(len(wrong), 'pair')} of images without the same size times {factor}, such "

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from conf.schema import DataConfig
 from loaders.own_data import OwnData
-from loaders.targets import Labels
+from loaders.targets import Target
 
 FILE = Path(__file__).parents[2] / "data" / "mnist_mini.npz"
 
@@ -38,4 +38,4 @@ def digits(data: DataConfig, split: str) -> OwnData | None:
     moved = v2.RandomAffine(degrees=10, translate=(0.1, 0.1))
     labels = arrays[f"{name}_labels"].astype(np.int64)
     dataset = Digits(arrays[f"{name}_images"], labels, moved if split == "train" else v2.Identity())
-    return OwnData(dataset, Labels(labels, tuple("0123456789")))
+    return OwnData(dataset, Target("labels", labels, tuple("0123456789")))

@@ -12,7 +12,7 @@ from conf.errors import UserError, told
 from conf.schema import DataConfig
 from loaders.own_data import OwnData
 from loaders.splits import check_no_split, split_by_seed
-from loaders.targets import Labels
+from loaders.targets import Target
 
 
 class Images(Dataset):
@@ -50,10 +50,6 @@ def huggingface(data: DataConfig, split: str) -> OwnData | None:
             "the Hub, or a folder that save_to_disk of a DatasetDict with a split train wrote"
         ) from error
     val = next((splits[name] for name in ("validation", "test") if name in splits), None)
-    if val is None:
-        train, val = (train.select(part) for part in split_by_seed(len(train), data))
-    else:
-        check_no_split(data)
     kinds = {type(kind): name for name, kind in reversed(train.features.items())}
     if not {datasets.Image, datasets.ClassLabel} <= kinds.keys():
         raise UserError(
@@ -61,10 +57,15 @@ def huggingface(data: DataConfig, split: str) -> OwnData | None:
             "and one of class labels; cast them with cast_column"
         )
     image, label = kinds[datasets.Image], kinds[datasets.ClassLabel]
+    if val is None:
+        labels = np.array(train[label]) if data.fold is not None else None
+        train, val = (train.select(part) for part in split_by_seed(len(train), data, labels))
+    else:
+        check_no_split(data)
     size = data.crop if isinstance(data.crop, list) else [data.crop, data.crop]
     as_input = v2.ToImage(), v2.ToDtype(float32, scale=True), v2.Normalize(data.mean, data.std)
     augmented = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *as_input])
     centred = v2.Compose([v2.Resize(data.resize), v2.CenterCrop(size), *as_input])
     rows, transform = (train, augmented) if split == "train" else (val, centred)
-    labels = Labels(np.array(rows[label]), tuple(rows.features[label].names))
-    return OwnData(Images(rows, image, label, transform), labels)
+    target = Target("labels", np.array(rows[label]), tuple(rows.features[label].names))
+    return OwnData(Images(rows, image, label, transform), target)

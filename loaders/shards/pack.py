@@ -9,22 +9,20 @@ import os
 import re
 import tarfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from tqdm import tqdm
 
 from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
 from loaders.columns import FORMAT, Columns
 from loaders.index import Index
 from loaders.layouts import index_by_layout, settings_of
-from loaders.limits import cpus_per_rank
+from loaders.limits import cpus_per_rank, map_in_threads
 from loaders.order import random_permutation, stream_key
-from loaders.shards.source import AT_ONCE, DESCRIPTION, SPAN
+from loaders.shards.source import DESCRIPTION, SPAN
 from loaders.shards.storage import Storage
 
 OF_FILES = ("table", "path_column")
@@ -35,10 +33,6 @@ def pack_shards(data: DataConfig, out: str, shard_mb: str = "128", shards: str =
     """Write shards of about `shard_mb` MB into `out`, a folder or an address as of `Storage`.
 
     `shards` chooses some of all shards, those of training first, such as `0:64`; empty: all.
-
-    Raises:
-        UserError: an option is not possible, `out` holds shards of other data, or the data has no
-            files.
     """
     storage, indexes = Storage(out, data.retry_s), index_by_layout(data)
     samples = {
@@ -46,13 +40,19 @@ def pack_shards(data: DataConfig, out: str, shard_mb: str = "128", shards: str =
         for split, index in indexes.items()
         for number, part in enumerate(_divide(split, index, data, shard_mb))
     }
-    chosen = _chosen([*samples], shards)
+    names = [*samples]
+    ends = re.fullmatch(r"(\d*):(\d*)", shards or ":")
+    chosen = names[int(ends[1] or 0) : int(ends[2] or len(names))] if ends else []
+    if not chosen:
+        raise UserError(
+            f"shards={shards} is not possible; use a range of 0:{len(names)}, such as shards=0:1"
+        )
     settings = {key: value for key, value in settings_of(data).items() if key not in OF_FILES}
     about = {
         "format": FORMAT,
         "settings": settings,
         "shards": {name: len(part) for name, part in samples.items()},
-        "splits": {split: index.facts() for split, index in indexes.items()},
+        "splits": {split: index.columns.facts for split, index in indexes.items()},
     }
     text = json.dumps(about, default=list).encode()
     if not storage.exists(DESCRIPTION):
@@ -72,11 +72,13 @@ def pack_shards(data: DataConfig, out: str, shard_mb: str = "128", shards: str =
             storage.write(f"{name}.tar", tar)
             storage.write(f"{name}.npz", sidecar)
 
-    with ThreadPoolExecutor(max(4, cpus_per_rank())) as pool:
-        left = _without_sidecar(storage, chosen)
-        list(tqdm(pool.map(write, left), "packing", len(left), unit="shard"))
-    missing = _without_sidecar(storage, [*samples])
-    found = f"{out} has {len(samples) - len(missing)} of {counted(len(samples), 'shard')}"
+    def unpacked(some: list[str]) -> list[str]:
+        have = map_in_threads(storage.exists, [f"{name}.npz" for name in some], "looking at shards")
+        return [name for name, is_there in zip(some, have, strict=True) if not is_there]
+
+    map_in_threads(write, unpacked(chosen), "packing", max(4, cpus_per_rank()), size=1)
+    missing = unpacked(names)
+    found = f"{out} has {len(names) - len(missing)} of {counted(len(names), 'shard')}"
     print(f"{found}; missing: {first_few(missing)}" if missing else found)
 
 
@@ -89,7 +91,7 @@ def _divide(split: str, index: Index, data: DataConfig, shard_mb: str) -> list[n
         size = 0
     if not 0 < size < float("inf"):
         raise UserError(f"shard_mb={shard_mb} is not possible; use a number above 0, such as 128")
-    if not index.source.headers:
+    if not index.headers:
         raise UserError(
             f"data={data.layout} data.root={data.root} has no image files to pack; set data.root "
             "to a folder of images"
@@ -97,45 +99,26 @@ def _divide(split: str, index: Index, data: DataConfig, shard_mb: str) -> list[n
     order = np.arange(len(index))
     if split == "train":
         order = random_permutation(order, len(index), stream_key("shard", data.split_seed))
-    contents = np.sum([side["num_bytes"][order] for side in index.source.headers], axis=0)
+    contents = np.sum([side["num_bytes"][order] for side in index.headers], axis=0)
     num_bytes = contents + len(index.sides) * tarfile.BLOCKSIZE
     shard_of = (np.cumsum(num_bytes) - num_bytes) // size
     return np.split(order, np.flatnonzero(np.diff(shard_of)) + 1)
 
 
-def _chosen(names: list[str], shards: str) -> list[str]:
-    """Return the names that a range such as `0:64` or `64:` chooses."""
-    ends = re.fullmatch(r"(\d*):(\d*)", shards or ":")
-    chosen = names[int(ends[1] or 0) : int(ends[2] or len(names))] if ends else []
-    if not chosen:
-        raise UserError(
-            f"shards={shards} is not possible; use a range of 0:{len(names)}, such as shards=0:1"
-        )
-    return chosen
-
-
-def _without_sidecar(storage: Storage, names: list[str]) -> list[str]:
-    """Return the names of the shards that are not packed yet."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        is_packed = pool.map(storage.exists, [f"{name}.npz" for name in names])
-        return [name for name, packed in zip(names, is_packed, strict=True) if not packed]
-
-
 def _write_tar(index: Index, samples: np.ndarray, number: int, tar: Path) -> Columns:
-    """Write the files of samples to a tar file; return their columns."""
-    sides = range(len(index.sides))
+    """Write the files of samples to a tar file, and return their columns."""
     columns = Columns(samples=samples)
-    for name, column in index.source.columns.items():
+    for name, column in index.columns.items():
         if name != "distinct_sizes":
             columns[name] = column[samples]
-    for side in sides:
+    kinds = ("",) if len(index.sides) == 1 else (".input", ".target")
+    for side in range(len(kinds)):
         columns[f"spans-{side}"] = np.zeros(len(samples), SPAN)
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as file:
         for row, sample in enumerate(samples.tolist()):
-            for side in sides:
-                content = index.source.content(sample, side)
+            for side, kind in enumerate(kinds):
+                content = index.content(sample, side)
                 ending = Path(os.fsdecode(columns[f"names-{side}"][row])).suffix.lower()
-                kind = (".input", ".target")[side] if len(sides) > 1 else ""
                 # No times and users: the same samples give the same bytes.
                 member = tarfile.TarInfo(f"{sample:09d}{kind}{ending}")
                 member.size = len(content)

@@ -78,7 +78,6 @@ class Storage:
         return f"{self.root.rstrip('/')}/{name}"
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
         with self._errors_of(name):
             return bytes(obstore.get(self._store, name).bytes())
 
@@ -95,7 +94,6 @@ class Storage:
             obstore.put(self._store, name, content, use_multipart=in_parts)
 
     def exists(self, name: str) -> bool:
-        """Return True if there is a file of this name."""
         with self._errors_of(name):
             try:
                 obstore.head(self._store, name)
@@ -128,7 +126,7 @@ class Storage:
     @cached_property
     def _store(self) -> Any:
         if not self.scheme:
-            Path(self.root).mkdir(parents=True, exist_ok=True)
+            Path(self.root).mkdir(parents=True, exist_ok=True)  # its error names the path
             return LocalStore(self.root)
         options: Any = {
             "allow_http": self.scheme != "https",  # for s3 and gs, the environment decides
@@ -137,14 +135,8 @@ class Storage:
         }
         if self.scheme.startswith("http") and AUTHORIZATION in os.environ:
             options["default_headers"] = {"authorization": os.environ[AUTHORIZATION]}
-        return from_url(
-            self.root.rstrip("/"),
-            client_options=options,
-            retry_config={
-                "max_retries": 1 << 30,
-                "retry_timeout": timedelta(seconds=self.retry_s),
-            },
-        )
+        retry: Any = {"max_retries": 1 << 30, "retry_timeout": timedelta(seconds=self.retry_s)}
+        return from_url(self.root.rstrip("/"), client_options=options, retry_config=retry)
 
 
 class Copies:
@@ -189,9 +181,8 @@ class Copies:
     def keep(self, numbers: Sequence[int]) -> None:
         """Remove all other copies."""
         kept = {self.path(number) for number in numbers}
-        for path in self.folder.glob("*.tar"):
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        for path in {*self.folder.glob("*.tar")} - kept:
+            path.unlink(missing_ok=True)
 
     def _copy(self, number: int) -> None:
         path = self.path(number)

@@ -2,10 +2,11 @@
 
 A checkpoint is a folder `step-00000120`. It holds `state.pt` and, of a run of `train_fsdp.py`, one
 `shard-*.pt` of each rank. Both are files of `torch.save` with tensors and plain values alone;
-`manifest.json` has their sizes and checksums. An empty file `best` says that no earlier checkpoint
+`manifest.json` has their checksums. An empty file `best` says that no earlier checkpoint
 of the run was better.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.files import checksum
 
 FORMAT = 2
 """Version of the folders; to be raised with each change that older ones do not fit."""
@@ -40,18 +40,6 @@ class Shards:
     parts: list[Tensor]
     """That of each rank that wrote it, in the order of the ranks."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return sum(map(len, self.parts)), *self.parts[0].shape[1:]
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return these rows; no others are read."""
-        found, first = [], 0
-        for part in self.parts:
-            found.append(part[max(0, start - first) : max(0, stop - first)])
-            first += len(part)
-        return torch.cat(found)
-
     def whole(self) -> Tensor:
         return torch.cat(self.parts)
 
@@ -68,9 +56,10 @@ def best_of(paths: list[Path]) -> Path | None:
     return next((path for path in paths if (path / BEST).exists()), None)
 
 
-def fingerprint(path: Path) -> dict[str, int]:
-    """Return the size and the checksum of a file, as they stand in a manifest."""
-    return {"bytes": path.stat().st_size, "crc32": checksum(path)}
+def fingerprint(path: Path) -> str:
+    """Return the checksum of a file, as it stands in a manifest."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conf.errors import UserError, first_few, unknown_name
+from conf.errors import UserError, first_few
 from conf.names import file_of
 from conf.schema import ModelConfig
 from models.pretrained.checkpoints import read_weights
@@ -78,11 +77,10 @@ def zeros_for_head(model: nn.Module, fitting: Iterable[str]) -> dict[str, Tensor
     The outputs are then equal for all classes at first, and no gradients of a random head reach the
     layers below (Kolesnikov et al. 2020, "Big Transfer", section 3.3).
     """
-    parameters = dict(model.named_parameters())
-    head = [name for name in parameters if is_in(name, head_of(model))]
-    last = [name.rpartition(".")[0] for name in head[-1:]]
+    head = {name: p for name, p in model.named_parameters() if is_in(name, head_of(model))}
+    last = [name.rpartition(".")[0] for name in head][-1:]
     fresh = [name for name in head if is_in(name, last) and name not in fitting]
-    return {name: torch.zeros_like(parameters[name]).detach() for name in fresh}
+    return {name: torch.zeros_like(head[name]).detach() for name in fresh}
 
 
 def head_of(model: nn.Module) -> tuple[str, ...]:
@@ -105,33 +103,28 @@ def first_convolution(model: nn.Module) -> str:
     return f"{names[0]}.weight" if names else ""
 
 
-def freeze_as(cfg: ModelConfig, model: nn.Module) -> None:
-    """Keep all layers but the head in evaluation mode if `cfg.freeze` is `statistics` or
-    `backbone`; with `backbone`, they get no gradients. Raise UserError for other names."""
-    if cfg.freeze is None:
+def freeze_as(freeze: str | None, model: nn.Module) -> None:
+    """Keep all layers but the head in evaluation mode if `freeze` is `statistics` or `backbone`;
+    with `backbone`, they get no gradients."""
+    if freeze is None:
         return
-    if cfg.freeze not in ("backbone", "statistics"):
-        raise unknown_name("model.freeze", cfg.freeze, ["backbone", "statistics", "null"])
     head = head_of(model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(cfg.freeze == "statistics" or is_in(name, head))
+        parameter.requires_grad_(freeze == "statistics" or is_in(name, head))
     # The modules around the head keep the mode: a model may ask for it, as `self.training`.
-    frozen = {
-        name
-        for name, _ in model.named_modules()
-        if name and not is_in(name, head) and not any(is_in(part, [name]) for part in head)
-    }
+    names = [name for name, _ in model.named_modules() if name and not is_in(name, head)]
+    frozen = [name for name in names if not any(is_in(part, [name]) for part in head)]
     outermost = [name for name in frozen if name.rpartition(".")[0] not in frozen]
-    # By name, of the model: other modules may take the place of these, as SyncBatchNorm.
-    model.register_forward_pre_hook(partial(_stay_in_evaluation, outermost))
 
+    def stay_in_evaluation(model: nn.Module, inputs: Any) -> None:
+        """Undo the `model.train()` of a script, before the model computes."""
+        for name in outermost:
+            # By name: other modules may have taken the place of these, as SyncBatchNorm.
+            module = model.get_submodule(name)
+            if module.training:
+                module.eval()
 
-def _stay_in_evaluation(names: list[str], model: nn.Module, inputs: Any) -> None:
-    """Undo the `model.train()` of a script for some modules, before the model computes."""
-    for name in names:
-        module = model.get_submodule(name)
-        if module.training:
-            module.eval()
+    model.register_forward_pre_hook(stay_in_evaluation)
 
 
 def _shapes(tensors: dict[str, Tensor]) -> str:

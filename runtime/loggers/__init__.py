@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,20 +15,18 @@ from conf.names import find
 log = logging.getLogger(__name__)
 
 Settings = Mapping[str, float | str | bool]
-Values = Mapping[str, float | Tensor]
+Values = Mapping[str, Any]
 
 
 class Logger:
-    """Writes a run's values to one service, on rank 0 alone.
-
-    Args:
-        run_dir: folder of the run.
-        settings: values that distinguish the run from others, by name.
-        step: number of optimizer steps so far. After a resume, values of later steps are logged
-            again; the logger hides or deletes those that an earlier process has logged.
-    """
+    """Writes a run's values to one service, on rank 0 alone."""
 
     def __init__(self, run_dir: Path, settings: Settings, step: int) -> None:
+        """Begin or continue the log of the run in a folder, after `step` optimizer steps; values of
+        later ones will be logged again: hide or delete those that an earlier process has logged.
+
+        `settings` distinguish the run from others.
+        """
         raise NotImplementedError
 
     def log(self, values: Values, step: int) -> None:
@@ -86,11 +85,6 @@ class Loggers:
 def numbers_of(values: Values) -> dict[str, float]:
     """Return the values that are no images."""
     return {name: value for name, value in values.items() if not isinstance(value, Tensor)}
-
-
-def images_of(values: Values) -> dict[str, Tensor]:
-    """Return the values that are images."""
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def kept_id(path: Path, create: Callable[[], str]) -> str:

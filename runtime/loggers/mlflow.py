@@ -7,7 +7,7 @@ from pathlib import Path
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from runtime.loggers import Logger, Settings, Values, images_of, kept_id, numbers_of
+from runtime.loggers import Logger, Settings, Values, kept_id, numbers_of
 
 
 class MLflowLogger(Logger):
@@ -28,10 +28,11 @@ class MLflowLogger(Logger):
 
     def log(self, values: Values, step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in numbers_of(values).items()]
+        numbers = numbers_of(values)
+        metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
-        for name, images in images_of(values).items():
-            for number, image in enumerate(images):
+        for name in values.keys() - numbers.keys():
+            for number, image in enumerate(values[name]):
                 pixels = image.permute(1, 2, 0).cpu().numpy()
                 self.client.log_image(self.run_id, pixels, key=f"{name}/{number}", step=step)
 

@@ -13,14 +13,9 @@ from loaders import Loader
 def class_weights(cfg: Config, loader: Loader, against_rest: bool = False) -> Tensor | None:
     """Return the weights of classes, (K,) float32 on the loader's device; None: all weigh the same.
 
-    `auto` gives each class the same sum of weights over the training labels, with a mean of 1. A
-    class without any label weighs 1.
-
-    Args:
-        cfg: the configuration.
-        loader: the training loader.
-        against_rest: a weight is that of the images that have the class, relative to those that do
-            not; `auto` gives both groups the same sum, unless one is empty.
+    `auto` gives each class the same sum of weights over the training labels, with a mean of 1;
+    `against_rest`, the images that have a class the same sum as those that do not have it. A class
+    without any label weighs 1.
     """
     weights, info = cfg.loss.weights, loader.info
     if weights is None:
@@ -46,13 +41,11 @@ def class_weights(cfg: Config, loader: Loader, against_rest: bool = False) -> Te
 def metrics_by_class(
     classes: tuple[str, ...], right: Tensor, predicted: Tensor, true: Tensor
 ) -> dict[str, dict[str, float | None]]:
-    """Return precision, recall, F1 and number of samples (`support`) of each of K classes; None
-    where one is not defined. Waits for the device.
+    """Return precision, recall, F1 and number of samples (`support`) of each class; None where one
+    is not defined. Waits for the device.
 
-    Args:
-        classes: K names.
-        right, predicted, true: (K,) samples of which the class is predicted and true, predicted,
-            and true.
+    The counts, (K,), are those of samples of which a class is predicted and true (`right`), is
+    predicted, and is true.
     """
     metrics: dict[str, dict[str, float | None]] = {}
     counts = torch.stack([right, predicted, true]).T.tolist()

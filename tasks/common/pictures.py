@@ -67,28 +67,25 @@ def confusion_matrix(counts: Tensor, names: tuple[str, ...]) -> Tensor:
     shares = (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).cpu().numpy()
     cell = max(1, min(MAX_CELL, CHART // len(names)))
     size = cell * len(names)
-    white, dark = np.array([255.0, 255.0, 255.0]), np.array([8.0, 48.0, 107.0])
-    colours = (white + shares[..., None] * (dark - white)).astype(np.uint8)
+    dark = np.array([8, 48, 107])
+    colours = (255 + shares[..., None] * (dark - 255)).astype(np.uint8)
     cells = Image.fromarray(colours).resize((size, size), Image.Resampling.NEAREST)
-    image = Image.new("RGB", (NAMES + size, NAMES + size))
-    columns = Image.new("RGB", (NAMES, size))
+    edge = Image.new("RGB", (NAMES, size))
     if cell >= LINE:
         for number, name in enumerate(names):
-            middle = number * cell + cell // 2
-            _write(image, (NAMES - 4, NAMES + middle), name[:18], anchor="rm")
-            _write(columns, (4, middle), name[:18], anchor="lm")
+            _write(edge, (4, number * cell + (cell - LINE) // 2), name[:18])
+    image = Image.new("RGB", (NAMES + size, NAMES + size))
     image.paste(cells, (NAMES, NAMES))
-    image.paste(columns.rotate(90, expand=True), (NAMES, 0))
+    image.paste(edge, (0, NAMES))
+    image.paste(edge.rotate(90, expand=True), (NAMES, 0))
     _write(image, (4, 4), "columns: predicted\nrows: true")
     return _floats(np.array(image)[None])
 
 
-def _write(
-    image: Image.Image, place: tuple[int, int], text: str, anchor: str | None = None
-) -> None:
+def _write(image: Image.Image, place: tuple[int, int], text: str) -> None:
     # Pillow's own font may lack other letters.
     text = text.encode("latin-1", "replace").decode("latin-1")
-    ImageDraw.Draw(image).text(place, text, "white", anchor=anchor)
+    ImageDraw.Draw(image).text(place, text, "white")
 
 
 def _floats(pictures: np.ndarray) -> Tensor:

@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor
 
 from conf.errors import UserError
@@ -18,13 +17,10 @@ class Task:
     """
 
     target_kind = ""
-    """`kind` of the targets (`loaders.targets`) that it takes; empty: any."""
+    """`kind` of the targets (`loaders/targets.py`) that it takes; empty: any."""
 
     losses: tuple[str, ...] = ()
     """Allowed values of `task.loss`; empty: any."""
-
-    refused_keys: tuple[str, ...] = ()
-    """Keys of the configuration without a meaning for the task: defaults only."""
 
     num_outputs: int
     """Outputs of the model for each image, or for each pixel."""
@@ -42,13 +38,7 @@ class Task:
     """`max` if its highest value is best, `min` if the lowest, as for an error."""
 
     columns: tuple[str, ...] = ()
-    """Names of the values that `table_rows()` returns for an image."""
-
-    makes_images = False
-    """True if `images()` returns an image for each prediction."""
-
-    palette: np.ndarray | None = None
-    """(K, 3) uint8 colours of the indices in these images; None: they are not indices."""
+    """Names of the values that `table_rows()` returns for an image; `image` is a picture."""
 
     def __init__(self, cfg: Config, loader: Loader) -> None:
         """Build the task for the training loader's data; raise UserError if it is unsuitable."""
@@ -58,8 +48,8 @@ class Task:
         return self.loss_per_image(outputs, targets).mean()
 
     def loss_per_image(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of each image, (N,) float32, for outputs of any float dtype; raise
-        UserError for outputs of another shape than the task needs."""
+        """Return the loss of each image, (N,) float32, for outputs of any float dtype; see
+        `check_shape()`."""
         raise NotImplementedError
 
     def sums(self, outputs: Any, targets: Any) -> Tensor:
@@ -84,16 +74,12 @@ class Task:
             )
         return outputs.float()
 
-    def table_rows(self, outputs: Any) -> list[tuple[str | float, ...]]:
-        """Return the values of `columns` for each image; by default, `predictions()`."""
+    def table_rows(self, outputs: Any) -> list[tuple[Any, ...]]:
+        """Return the values of `columns` for each image: text, numbers, or Pillow's images,
+        which become PNG files. By default, `predictions()`."""
         if not self.columns:
             return [()] * num_samples(outputs)
         return [tuple(row) for row in self.predictions(outputs).tolist()]
-
-    def images(self, outputs: Any) -> np.ndarray | None:
-        """Return images to be written to files, if the task `makes_images`: (N, H, W) or
-        (N, H, W, C) uint8, or indices (N, H, W) of uint8 or uint16."""
-        return None
 
     def visualize(self, inputs: Tensor, outputs: Any, targets: Any) -> dict[str, Tensor]:
         """Draw a few images with their targets and predictions for the loggers; inputs and

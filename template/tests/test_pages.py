@@ -36,34 +36,29 @@ def test_every_link_leads_to_a_file_and_a_heading_in_it() -> None:
                 assert anchor in anchors, f"{path.name}: {link}"
 
 
-def commands_of(text: str) -> list[tuple[str, list[str]]]:
-    """What Python starts in the shell commands of a page, and the arguments."""
-    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", text, re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    found = [command for line in lines for command in COMMAND.findall(line)]
-    return [(started, shlex.split(rest, comments=True)) for started, rest in found]
-
-
 def test_commands_start_what_there_is_with_keys_that_exist() -> None:
-    commands = [command for text in PAGES.values() for command in commands_of(text)]
+    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", "".join(PAGES.values()), re.DOTALL)
+    commands = COMMAND.findall("\n".join(blocks).replace("\\\n", " "))
     assert len(commands) > 60
-    for started, arguments in commands:
+    for started, rest in commands:
         file = started.removeprefix("-m ")
         if file != started:
             file = file.replace(".", "/")
             file += ".py" if (REPOSITORY / f"{file}.py").exists() else "/__main__.py"
         assert (REPOSITORY / file).exists() or file in WRITTEN_BY_THE_USER | {"uv.py"}, started
         if re.fullmatch(r"train\w*\.py", file):
+            arguments = shlex.split(rest, comments=True)
             load_config([x for x in arguments if "=" in x and x not in WRITTEN_BY_THE_USER])
 
 
 def test_the_targets_of_make_exist() -> None:
     files = [REPOSITORY / "Makefile", *REPOSITORY.glob("*/*.mk")]
     rules = "\n".join(path.read_text() for path in files)
-    for text in PAGES.values():
-        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-            for target in re.findall(r"^make ([\w-]+)", block, re.MULTILINE):
-                assert re.search(rf"^{target}:", rules, re.MULTILINE), target
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", "".join(PAGES.values()), re.DOTALL))
+    targets = re.findall(r"^make ([\w-]+)", blocks, re.MULTILINE)
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:", rules, re.MULTILINE), target
 
 
 def test_the_page_on_the_configuration_has_every_key() -> None:

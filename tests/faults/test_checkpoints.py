@@ -1,10 +1,10 @@
-"""Damaged checkpoints, a full disk, and when what is kept."""
+"""Checkpoints: damaged, killed by seed while they are written, in shards, on a full disk."""
 
 import json
 import shutil
-import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from models.pretrained import MANIFEST, STATE, fingerprint, read_state
+from models.pretrained import MANIFEST, STATE, fingerprint
 from runtime.checkpoint import CheckpointWriter
-from runtime.process_group import ProcessGroup
-from tests.helpers import make_config
-from tests.processes import LIMIT_S, train
+from tests.faults import NUM_STEPS
+from tests.helpers import has_ranks, make_config, refused
+from tests.processes import LIMIT_S, fork, join, train
 from tests.results import (
     assert_same,
     assert_same_state,
@@ -24,7 +24,10 @@ from tests.results import (
     published,
     step_folder,
     steps_saved,
+    values_of,
+    weights_differ_by,
 )
+from tests.rows import rows
 
 
 def cut_short(folder: Path) -> None:
@@ -42,73 +45,55 @@ def lose_the_manifest(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
-def lie(folder: Path) -> None:
-    """The manifest has the right names, and sizes of other files."""
+def write_manifest(folder: Path, files: dict[str, Any]) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][STATE]["bytes"] += 1
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
+
+
+def files_in(folder: Path) -> dict[str, Any]:
+    """What the manifest of a folder should say."""
+    return {path.name: fingerprint(path) for path in folder.glob("*.pt")}
+
+
+def lie(folder: Path) -> None:
+    """The manifest has the right names, and checksums of other files."""
+    write_manifest(folder, {STATE: fingerprint(folder / MANIFEST)})
 
 
 def name_files_elsewhere(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][f"../../{folder.name}/{STATE}"] = manifest["files"].pop(STATE)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(folder, {f"../../{folder.name}/{STATE}": files_in(folder)[STATE]})
 
 
 def hold_code(folder: Path) -> None:
     """A pickled module in place of a tensor, and a manifest of that."""
     state = torch.load(folder / STATE, weights_only=True)
     torch.save(state | {"model": nn.Linear(2, 2)}, folder / STATE)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][STATE] = fingerprint(folder / STATE)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(folder, files_in(folder))
 
 
 DAMAGES = [cut_short, flip_a_bit, lose_the_manifest, lie, name_files_elsewhere, hold_code]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_no_damaged_checkpoint_is_read(damage: Callable[[Path], None], finished, tmp_path) -> None:
-    folder = shutil.copytree(step_folder(finished, 16), tmp_path / "step-00000016")
-    (folder / "notes.txt").write_text("a file that somebody has put there does no harm")
-    assert read_state(folder)["step"] == 16
-    damage(folder)
-    with pytest.raises(Exception, match=r"\w") as error:
-        read_state(folder)
-    assert "weights_only=False" not in str(error.value)  # as PyTorch advises
-
-
 def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options, tmp_path) -> None:
-    copy, damaged = (shutil.copytree(finished, tmp_path / name) for name in ("copy", "damaged"))
-    dead = copy / "checkpoints" / ".step-00000017.tmp"  # of a write that was killed
-    shutil.copytree(step_folder(copy, 15), dead)
-    flip_a_bit(step_folder(copy, 15))
-    for folder in [step_folder(copy, 16), *damaged.glob("checkpoints/step-*")]:
-        cut_short(folder)
-    text = train("train.py", copy, *options, "resume=auto")
-    for step in (15, 16):
-        assert f"{step_folder(copy, step)} is damaged" in text
-    assert f"resumed from {step_folder(copy, 10)}: step 10" in text
-    assert_same_state(copy, finished)
+    """Those of steps 11 to 16 are damaged. That of step 10 was about to be replaced when its run
+    was killed: renamed away, and the new one not yet to its name; a foreign file lies in it."""
+    run, good = tmp_path / "run", step_folder(finished, 10)
+    for step, damage in enumerate(DAMAGES, start=11):
+        damage(shutil.copytree(good, step_folder(run, step)))
+    dead = shutil.copytree(good, run / "checkpoints" / ".step-00000017.tmp")
+    old = shutil.copytree(good, run / "checkpoints" / ".step-00000010.old")
+    (old / "notes.txt").write_text("a file that somebody has put there does no harm")
+    text = train("train.py", run, *options, "resume=auto", "checkpoint.keep=1")
+    for step in range(11, 17):
+        assert f"{step_folder(run, step)} is damaged" in text
+    assert f"resumed from {old}: step 10" in text
+    assert "weights_only=False" not in text  # as PyTorch advises
+    assert_same_state(run, finished)
+    assert steps_saved(run) == [16]
     assert not dead.exists()
-    error = train("train.py", damaged, *options, "resume=auto", code=2)
-    assert error.count("is damaged") == 4
-    assert "resume=auto: there is no checkpoint that can be read (4 found)" in error
-
-
-def test_a_run_that_was_killed_as_it_replaced_a_checkpoint_goes_on_from_that(
-    finished, options, tmp_path
-) -> None:
-    """The step's earlier folder had been renamed away, and the new one not yet to its name."""
-    run = shutil.copytree(finished, tmp_path / "run")
-    for step in (8, 10, 15):
-        shutil.rmtree(step_folder(run, step))
-    old = step_folder(run, 16)
-    old.rename(old.with_name(f".{old.name}.old"))
-    text = train("train.py", run, *options, "resume=auto", "epochs=3")
-    assert f"{old.name}.old: step 16" in text
-    assert steps_saved(run) == [24]
-    assert not list(run.glob("checkpoints/.*"))
+    cut_short(step_folder(run, 16))
+    error = train("train.py", run, *options, "resume=auto", code=2)
+    assert "resume=auto: there is no checkpoint that can be read (1 found)" in error
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) -> None:
@@ -127,6 +112,42 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) ->
         assert names == {"step-00000005"}  # nothing half-written
 
 
+@pytest.mark.parametrize("script", ["train.py", *rows("train_fsdp.py")])
+def test_training_goes_on_while_a_checkpoint_is_written_or_cannot_be(
+    script: str, options, tmp_path
+) -> None:
+    """The write of step 4 ends once step 8 has begun, and has the values of step 4. In the first
+    write of step 8, the disk of the last rank is full."""
+    run, four = tmp_path / "run", tmp_path / "four"
+    file = "shard" if "fsdp" in script else "state"
+    loop = [
+        "if step == 1:",
+        "    counted, real = [], torch.save",
+        "    def save(content, path, **options):",
+        f"        if getattr(path, 'name', '').startswith('{file}'):",
+        "            counted.append(run.step_number)",
+        "            while counted == [4] and run.step_number < 8: time.sleep(0.01)",
+        f"            assert len(counted) > 1 or not os.path.exists({str(step_folder(run, 4))!r})",
+        "            if len(counted) == 2 and rank == run.group.world_size - 1:",
+        "                raise OSError(28, 'No space left on device')",
+        "            assert len([x for x in os.listdir(run.writer.folder) if x[0] == '.']) == 1",
+        "        return real(content, path, **options)",
+        "    torch.save = save",
+    ]
+    more = [*options, "checkpoint.every_steps=4", "checkpoint.keep=9", "checkpoint.on_error=warn"]
+    text = train(script, run, *more, loop=loop)
+    [line] = [line for line in text.splitlines() if "could not be written" in line]
+    for words in ("step-00000008", f"rank {int(has_ranks(script))}", "No space left"):
+        assert words in line
+    assert steps_saved(run) == [4, 8, 12, 16]  # step 8 once more, with its validation
+    assert not list(run.glob("checkpoints/.*"))
+    train(script, four, *options, "max_steps=4")
+    assert_same(checkpoint_of(run, 4)["model"], checkpoint_of(four)["model"])
+    for state in ("exp_avg", "exp_avg_sq"):
+        one, other = (checkpoint_of(x, 4)["optimizer"]["state"] for x in (run, four))
+        assert_same([x[state] for x in one.values()], [x[state] for x in other.values()])
+
+
 def test_checkpoints_are_kept_as_configured(finished) -> None:
     """Each fifth step and each epoch; of five, the oldest one is gone."""
     assert steps_saved(finished) == [8, 10, 15, 16]
@@ -137,24 +158,6 @@ def test_checkpoints_are_kept_as_configured(finished) -> None:
     best = checkpoint_of(finished, best=True)
     assert best["step"] in (8, 16)  # at the end of an epoch
     assert_same(load_file(finished / "checkpoints" / "model.safetensors"), best["model"])
-
-
-def test_what_training_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path) -> None:
-    goes_on = threading.Event()
-
-    class Slow(ProcessGroup):
-        def broadcast_from_rank0(self, read: Callable[[], Any]) -> Any:
-            assert goes_on.wait(LIMIT_S)
-            return super().broadcast_from_rank0(read)
-
-    weight = torch.ones(2)
-    writer = CheckpointWriter(make_config().checkpoint, tmp_path / "checkpoints", Slow())
-    writer.write({"step": 1, "model": {"weight": weight}, "facts": {}}, True)
-    weight.zero_()
-    goes_on.set()
-    writer.wait()
-    assert checkpoint_of(tmp_path)["model"]["weight"].tolist() == [1, 1]
-    assert published(tmp_path)["weight"].tolist() == [1, 1]
 
 
 def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(tmp_path) -> None:
@@ -168,3 +171,96 @@ def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(t
         writer.write(state | {"step": step}, is_best)
         writer.wait()
         assert steps_saved(tmp_path) == kept
+
+
+@pytest.mark.parametrize(
+    ("script", "num_kills"), [("train.py", 6), *rows(("train_ddp.py", 2), ("train_fsdp.py", 3))]
+)
+def test_a_chain_of_runs_that_are_killed_while_they_save_ends_with_the_bits_of_one(
+    script: str, num_kills: int, options, tmp_path
+) -> None:
+    """The first kill is of one of the ranks, which the others notice."""
+    run, whole, random, num_inside = tmp_path / "run", tmp_path / "whole", Random(script), 0
+    options = [*options, "resume=auto", "checkpoint.every_steps=1"]
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(parents=True)
+
+    def newest_begun() -> int:
+        """The step of the newest write that has begun; 0: none has."""
+        names = [path.name.strip(".") for path in checkpoints.glob("*step-*")]
+        return max((int(name[5:13]) for name in names), default=0)
+
+    for number in range(num_kills):
+        goal = newest_begun() + random.randint(1, 2)
+        processes, prints = fork(script, run, *options)
+        end = time.monotonic() + LIMIT_S
+        while newest_begun() < goal:  # to half a millisecond
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+        time.sleep(random.uniform(0, 0.003))
+        killed = processes if number else processes[-1:]
+        for process in killed:
+            process.kill()
+        expected = [1] * (len(processes) - len(killed)) + [-9] * len(killed)
+        assert join(processes) == expected, [path.read_text() for path in prints]
+        num_inside += any(checkpoints.glob(".step-*.tmp"))
+    assert newest_begun() < NUM_STEPS
+    train(script, run, *options)
+    train(script, whole, *options)
+    assert_same_state(run, whole)
+    assert not list(checkpoints.glob(".*"))
+    assert num_inside >= 1
+
+
+@pytest.mark.parametrize("sharded", rows("train_fsdp.py"))
+def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(sharded, options, tmp_path) -> None:
+    """The optimizer's state is loaded as well, or weights would leave those of the whole run. A
+    shard of step 7 is lost, one of step 6 has flipped bytes, and one of step 5 is code."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    # The newest checkpoint, which gets damaged, is not to be the best one, too.
+    options = [*options, "checkpoint.every_steps=1", "checkpoint.keep=4", "checkpoint.best=false"]
+    options += ["model.kwargs.batch_norm=false"]
+
+    def go_on(script: str, last_step: int, num_ranks: int | None = None) -> str:
+        more = [*options, "resume=auto", f"max_steps={last_step}"]
+        return train(script, run, *more, num_ranks=num_ranks)
+
+    go_on(sharded, 7)
+    (step_folder(run, 7) / "shard-00000.pt").unlink()
+    damaged = step_folder(run, 6) / "shard-00001.pt"
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    torch.save(nn.Linear(2, 2), step_folder(run, 5) / "shard-00001.pt")
+    write_manifest(step_folder(run, 5), files_in(step_folder(run, 5)))
+    with refused(str(step_folder(run, 5)), "more than tensors"):
+        published(step_folder(run, 5))
+    torch.save(nn.Linear(2, 2), step_folder(run, 4) / "shard-00007.pt")  # in no manifest
+    printed = go_on(sharded, 9, num_ranks=1)
+    for step in (5, 6, 7):
+        assert f"step-{step:08d} is damaged or not a checkpoint" in printed
+    assert "step-00000004: step 4" in printed
+    go_on(sharded, 10, num_ranks=4)  # some ranks have no part of the smallest weights
+    go_on("train_ddp.py", 12)
+    go_on(sharded, 13)
+    go_on("train.py", 14)
+    go_on(sharded, NUM_STEPS)
+    train("train.py", whole, *options)
+    assert weights_differ_by(run, whole) < 1e-3
+    losses = values_of(run, "train/loss"), values_of(whole, "train/loss")
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("sharded", rows("train_fsdp.py"))
+def test_what_uses_a_trained_model_reads_the_shards_of_its_best_checkpoint(
+    sharded, options, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    train(sharded, run, *options)
+    assert not (run / "checkpoints" / "model.safetensors").exists()
+    best = checkpoint_of(run, best=True)["model"]
+    assert_same(published(run), best)
+    started = tmp_path / "started"
+    rate = ["optimizer.lr=1e-30", "max_steps=1", f"model.weights={run}"]
+    train("train.py", started, *options, *rate)
+    after = checkpoint_of(started)["model"]
+    learning = [name for name in best if "running" not in name and "tracked" not in name]
+    assert_same([after[name] for name in learning], [best[name] for name in learning])

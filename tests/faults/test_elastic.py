@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from tests.faults import recording
+from tests.helpers import folder_with
 from tests.processes import ENVIRONMENT, free_port, train, wait_for
 from tests.results import scalars_of, weights_differ_by
 from tests.torchrun import Torchrun
@@ -26,8 +27,8 @@ def test_a_machine_is_lost_and_another_comes_but_no_step_goes(options, tmp_path)
     # Batch normalisation depends on the number of ranks; bfloat16 rounds each rank's part.
     options = [*options, "model.kwargs.batch_norm=false", "amp.dtype=float32"]
     train("train.py", whole, *options)
-    script = recording(tmp_path / "s", "train_ddp.py", *HELD)
-    (seen := script / "seen.txt").touch()
+    (seen := tmp_path / "seen.txt").touch()
+    script = folder_with(tmp_path / "s", "train_ddp.py", loop=[*recording(seen), *HELD])
     port = free_port()
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     launcher = ["--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3"]

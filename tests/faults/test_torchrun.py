@@ -1,13 +1,13 @@
 """Ranks that raise, hang, are killed or signalled, and torchrun; other numbers of ranks."""
 
-import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from runtime.preemption import REQUEUE_MARKER
-from tests.faults import NUM_STEPS, NUM_TRAIN, WORKERS, hit, recording, script_with, seen_by
+from tests.faults import NUM_STEPS, NUM_TRAIN, WORKERS, hit, recording, seen_in
 from tests.helpers import REPOSITORY, folder_with
 from tests.processes import fork, join, run_to_end, train, wait_for
 from tests.results import assert_same_state, checkpoint_of, scalars_of, steps_saved, summary_of
@@ -19,7 +19,7 @@ RESTARTED = [*TWO_RANKS, "--max-restarts=3"]
 
 def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path) -> None:
     """A worker is killed in step 2, a rank in step 6, torchrun or the rank itself in others."""
-    run, whole, folder = (tmp_path / name for name in ("run", "whole", "s"))
+    run, whole = tmp_path / "run", tmp_path / "whole"
     lines = ["import signal", "from runtime import preemption"]
     lines += hit(2, 1, f"{WORKERS}workers[0].kill()")
     for step, rank, process_and_signal in [
@@ -31,7 +31,7 @@ def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path
     ]:
         lines += hit(step, rank, f"os.kill({process_and_signal})")
         lines += ["    while not preemption.is_requested(): time.sleep(0.01)"]
-    script_with(folder, SCRIPT, *lines)
+    folder = folder_with(tmp_path / "s", SCRIPT, loop=lines)
     frequent = [*options, "checkpoint.every_steps=1", "resume=auto"]
 
     def run_until(step: int, *command: str, is_forked: bool = True) -> str:
@@ -64,24 +64,18 @@ def test_killed_and_signalled_processes_end_together_and_go_on(options, tmp_path
     assert not (run / REQUEUE_MARKER).exists()
 
 
-@pytest.mark.parametrize("signalled", ["rank", "torchrun"])
-def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
-    signalled, options, tmp_path
-) -> None:
-    """torchrun or the waiting rank is signalled; without a step there is no checkpoint."""
+def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(options, tmp_path) -> None:
+    """torchrun is signalled, as by Slurm; without a step there is no checkpoint."""
     run, ready = tmp_path / "run", tmp_path / "ready"
     index = "    import os, time\n    if group.rank == 0: time.sleep(1000)\n"
     waits = f"    open({str(ready)!r}, 'w').write(str(os.getpid()))\n"
     edits = ("    # data\n", index), ("    run = Run(", waits)
     folder = folder_with(tmp_path / "s", SCRIPT, *edits)
-    command = [*TWO_RANKS, SCRIPT, f"output_dir={run}", *options, "resume=auto"]
-    with Torchrun(command, folder, tmp_path / "prints") as torchrun:
+    command = [*TWO_RANKS, "--signals-to-handle=SIGTERM,SIGUSR1", SCRIPT, f"output_dir={run}"]
+    with Torchrun([*command, *options], folder, tmp_path / "prints") as torchrun:
         wait_for(lambda: ready.exists() and ready.read_text(), "the rank that waits")
         time.sleep(1)
-        if signalled == "torchrun":
-            torchrun.agent.terminate()
-        else:
-            os.kill(int(ready.read_text()), signal.SIGTERM)
+        psutil.Process(torchrun.agent.pid).send_signal(signal.SIGUSR1)
         assert torchrun.wait() != 0
         assert (run / REQUEUE_MARKER).exists(), torchrun.text()
     assert not steps_saved(run)
@@ -89,11 +83,12 @@ def test_ranks_that_wait_for_one_that_indexes_ask_for_another_start(
 
 def test_a_run_goes_on_in_mid_epoch_with_other_batches_on_more_ranks(options, tmp_path) -> None:
     """27 of the epoch's 64 rows are used; 29 of 56 are left, of which 14 + 14 serve two ranks."""
-    run = tmp_path / "run"
-    one, two = (recording(tmp_path / script, script) for script in ("train.py", "train_ddp.py"))
-    train("train.py", run, *options, "global_batch_size=9", "max_steps=3", folder=one)
-    train("train_ddp.py", run, *options, "global_batch_size=14", "resume=auto", folder=two)
-    in_turn = [*seen_by(one).values(), *list(seen_by(two).values())[:2]]
+    run, one, two = (tmp_path / name for name in ("run", "one", "two"))
+    first = [*options, "global_batch_size=9", "max_steps=3"]
+    train("train.py", run, *first, loop=recording(one))
+    more = [*options, "global_batch_size=14", "resume=auto"]
+    train("train_ddp.py", run, *more, loop=recording(two))
+    in_turn = [*seen_in(one).values(), *list(seen_in(two).values())[:2]]
     used = [sample for batch in in_turn for sample in batch]
     assert len(used) == len(set(used)) == 27 + 28
     saved, steps_per_epoch = checkpoint_of(run), NUM_TRAIN // 14
@@ -108,21 +103,22 @@ UNDER_TORCHRUN = [
 
 
 @pytest.mark.parametrize(("line", "message", "restarts"), UNDER_TORCHRUN)
-def test_under_torchrun_a_mistake_is_told_once_in_each_attempt(line, message, restarts, tmp_path):
+def test_under_torchrun_a_mistake_is_told_in_each_attempt(line, message, restarts, tmp_path):
+    run = tmp_path / "run"
     command = [*TWO_RANKS, f"--max-restarts={restarts}", *line.split()]
-    command.append(f"output_dir={tmp_path / 'run'}")
+    command.append(f"output_dir={run}")
     with Torchrun(command, REPOSITORY, tmp_path / "prints") as torchrun:
         assert torchrun.wait() == 1
         text = torchrun.text()
     said, _, summary = text.partition("Root Cause")
-    assert said.count(message) == 1 + restarts, text
+    assert said.count(message) >= 1 + restarts, text
     assert "exitcode  : 2" in summary
-    assert message in summary
+    assert not (run / REQUEUE_MARKER).exists()  # another start would not help
 
 
 def test_a_rank_that_raises_shows_its_traceback_and_all_end(options, tmp_path) -> None:
-    folder = script_with(tmp_path / "s", "train_ddp.py", "assert step < 3 or rank == 0, 'ouch'")
-    codes, prints = run_to_end("train_ddp.py", tmp_path / "run", *options, folder=folder)
+    loop = ["assert step < 3 or rank == 0, 'ouch'"]
+    codes, prints = run_to_end(SCRIPT, tmp_path / "run", *options, loop=loop)
     assert codes == [1, 1]
     assert prints[1].count("[rank 1] Traceback") == 1
     assert prints[1].count("[rank 1] AssertionError: ouch") == 1
@@ -131,10 +127,9 @@ def test_a_rank_that_raises_shows_its_traceback_and_all_end(options, tmp_path) -
 
 
 def test_ranks_that_wait_for_one_that_hangs_end_after_the_timeout(options, tmp_path) -> None:
-    script, run = "train_ddp.py", tmp_path / "run"
-    folder = script_with(tmp_path / "s", script, "if (step, rank) == (3, 1): time.sleep(1000)")
+    loop = ["if (step, rank) == (3, 1): time.sleep(1000)"]
     overrides = [*options, "global_batch_size=9", "distributed.timeout_s=10"]
-    processes, prints = fork(script, run, *overrides, folder=folder, num_ranks=3)
+    processes, prints = fork(SCRIPT, tmp_path / "run", *overrides, loop=loop, num_ranks=3)
     codes = join([processes[0], processes[2]])
     assert processes[1].is_alive()
     processes[1].kill()  # as torchrun does

@@ -6,9 +6,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from conf.errors import UserError
+from conf.schema import ModelConfig
 from models import build_model
 from runtime.trained import read_trained
+from tests.helpers import refused
 from tests.processes import execute
 
 
@@ -25,10 +26,26 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(
 ) -> None:
     path = shutil.copytree(finished, tmp_path / "run") / name
     path.write_bytes(path.read_bytes().replace(old, new, 1))
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message, str(path)) as error:
         read_trained(tmp_path / "run", [])
-    assert str(path) in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_override_that_a_run_cannot_have_is_named_with_what_to_do(finished) -> None:
+    for override, message in {
+        "loader.num_workers=1,2": "has several values; give one",
+        "data=mnist_mini": "change single ones",
+        "+model=timm": "change single ones",
+        "experiment=mnist": "change single ones",
+        "model.kwargs=8": "change single ones",
+    }.items():
+        with refused(override, message):
+            read_trained(finished, [override])
+    changed = ["loader=threads", "model={freeze: backbone}", "data.crop=[8,9]", "data.root='a,b'"]
+    cfg = read_trained(finished, changed).cfg
+    assert (cfg.loader.name, cfg.model.freeze) == ("threads", "backbone")
+    assert cfg.model.kwargs["width"] == 8
+    assert (cfg.data.crop, cfg.data.root) == ([8, 9], "a,b")
 
 
 @pytest.mark.parametrize("name", ["timm.checkpoint_path", "torchvision.weights"])
@@ -42,11 +59,16 @@ def test_a_file_of_weights_that_a_run_names_as_an_argument_of_its_model_is_not_r
     cfg = OmegaConf.load(run / "config.yaml")
     cfg.model.update(name=library, arch="resnet18", kwargs={})
     torch.save(build_model(cfg.model, 3, 2).state_dict(), file)
-    cfg.model.kwargs = {key: str(file)}
+    kwargs = {key: str(file)}
+    hidden = ModelConfig(name=library, kwargs={"arch": "resnet18", **kwargs})
+    with refused(f"model.kwargs.{key}={file}"):
+        build_model(hidden, 3, 2)
+    cfg.model.kwargs = kwargs
     OmegaConf.save(cfg, run / "config.yaml")
-    commands = [["predict.py", f"run={run}", "split=val", "out=p.csv"]]
-    commands += [["export.py", f"run={run}", "format=safetensors", "out=e"]]
-    for command in commands:
-        text = execute(command, tmp_path / command[0], code=2)
+    for command in (
+        ["predict.py", "split=val", "out=p"],
+        ["export.py", "format=safetensors", "out=e"],
+    ):
+        text = execute([*command, f"run={run}"], tmp_path / command[0], code=2)
         assert f"model.kwargs.{key}={file}" in text
         assert "Traceback" not in text

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.cli import explain
 from loaders.shards import open_shards, pack_shards
 from tests.helpers import make_config, refused
-from tests.images import common, index_in, index_of, loaders_of, make_photos, paths_in, photos_in
-from tests.kinds import KINDS
+from tests.images import index_in, index_of, loaders_of, make_photos, paths_in, photos_in
+from tests.kinds import KINDS, common
 from tests.processes import join, run_to_end, start_process, train, wait_for
 from tests.results import checkpoint_of, weights_differ_by
 from tests.rows import rows
-from tests.servers import WebServer, bytes_in
+from tests.shards.conftest import WebServer
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,12 @@ def options(tmp_path_factory) -> list[str]:
     """Overrides that read 40 photos of three classes."""
     root = make_photos(tmp_path_factory.mktemp("data") / "photos", 40)
     return photos_in(root, "data.val_count=6", "data.random_crop=true", "data.hflip=0.5")
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    """The content of each file below a folder, by its path from there."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def packed(options: list[str], out: Path, shard_mb: str = "0.02", shards: str = "") -> list[str]:
@@ -56,6 +63,22 @@ def test_shards_are_tar_files_that_other_tools_read(kind: str, tmp_path: Path) -
     assert len({*samples}) == sum(one != other for one, other in pairwise(["", *samples]))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "photos",
+        *rows("masks", "pairs, targets twice as large", needs="data=pairs"),
+        *rows("several labels", "numbers", needs="data=table"),
+    ],
+)
+def test_the_plan_is_that_of_the_files_so_that_a_run_goes_on_with_either(kind, tmp_path) -> None:
+    data = KINDS[kind](tmp_path / "files")
+    options = [*data.options, *common(tmp_path / "files"), "data.crop=[24,32]"]
+    of_files, of_shards = loaders_of(*options), loaders_of(*packed(options, tmp_path / "out"))
+    for split, same in zip(of_files, of_shards, strict=True):
+        assert same.state_dict()["plan"] == split.state_dict()["plan"]
+
+
 def test_ranges_that_are_killed_make_what_one_command_makes(options, tmp_path, capsys) -> None:
     packed(options, tmp_path / "whole")
     expected, out = bytes_in(tmp_path / "whole"), tmp_path / "ranges"
@@ -84,6 +107,11 @@ def test_options_that_are_not_possible_are_refused(options, tmp_path: Path) -> N
     for shard_mb in ("0", "nan", "inf", "many"):
         with refused(f"shard_mb={shard_mb} is not possible"):
             packed(options, tmp_path, shard_mb)
+    (in_the_way := tmp_path / "file").touch()
+    for out in (in_the_way, in_the_way / "folder"):
+        with pytest.raises((FileExistsError, NotADirectoryError)) as error:
+            packed(options, out)
+        assert str(out) in str(explain(error.value))
     with refused("data=mnist_mini", "no image files"):
         packed([], tmp_path)
 
@@ -99,16 +127,33 @@ def test_what_is_listed_is_left_out(options, shards: Path, tmp_path: Path) -> No
     """By the place that messages have, or the path of the file that was packed."""
     options = [*options, f"data.root={shards}", f"data.cache_dir={tmp_path}"]
     train, val = index_of(*options)
-    listed = [train.source.place(3, 0), train.source.name(30), val.source.place(0, 0)]
+    listed = [train.place_of(3, 0), train.name_of(30), val.place_of(0, 0)]
     (tmp_path / "bad.txt").write_text("\n".join(listed))
     for index, left_out in ((train, [3, 30]), (val, [0])):
         kept = [n for n in range(len(index)) if n not in left_out]
         found = index_of(*options, f"data.leave_out={tmp_path / 'bad.txt'}")[index is val]
         assert len(found) == len(kept)
         for sample, before in enumerate(kept):
-            assert found.source.name(sample) == index.source.name(before)
-            assert found.source.content(sample, 0) == index.source.content(before, 0)
-            assert found.target.values[sample] == index.target.values[before]
+            assert found.name_of(sample) == index.name_of(before)
+            assert found.content(sample, 0) == index.content(before, 0)
+            values, all_values = found.target.values, index.target.values
+            assert values is not None
+            assert all_values is not None
+            assert values[sample] == all_values[before]
+
+
+def test_lines_that_leave_nothing_out_are_counted(options, shards, tmp_path, caplog) -> None:
+    """Of files, too."""
+    caplog.set_level("INFO")
+    for root in ([], [f"data.root={shards}", f"data.cache_dir={tmp_path}"]):
+        indexes = index_of(*options, *root)
+        listed = [index.name_of(0) for index in indexes]
+        for more, told in (([], []), (["a/1.jpg", "2.jpg"], ["2 of 4 lines of data.leave_out="])):
+            (tmp_path / "bad.txt").write_text("\n".join([*listed, *more]))
+            caplog.clear()
+            index_of(*options, *root, f"data.leave_out={tmp_path / 'bad.txt'}")
+            assert len(caplog.messages) == len(told)
+            assert "".join(told) in "".join(caplog.messages)
 
 
 def test_a_bad_sample_is_replaced_from_its_shard(options, shards: Path, tmp_path: Path) -> None:
@@ -138,7 +183,7 @@ def test_a_bad_sample_is_replaced_from_its_shard(options, shards: Path, tmp_path
 
 def shards_in(loader) -> np.ndarray:
     """(N,): the number of the shard of each sample."""
-    return index_in(loader).source.columns["spans-0"]["shard"]
+    return index_in(loader).columns["spans-0"]["shard"]
 
 
 @pytest.mark.parametrize("window", [1, 3, 100])
@@ -175,11 +220,6 @@ def remote(options, shards: Path, web: WebServer, tmp_path: Path) -> list[str]:
 WINDOWS = ["data.shuffle=window", "data.shuffle_window=1"]
 
 
-def from_folder(remote: list[str], shards: Path) -> list[str]:
-    """The same of the shards in their folder."""
-    return [*remote, f"data.root={shards}"]
-
-
 def fetched_shards(web: WebServer) -> list[str]:
     return [path[1:] for how, path, _ in web.requests if how == "GET" and path.endswith(".tar")]
 
@@ -194,7 +234,7 @@ def read_epoch(options: list[str], rank: int = 0, world_size: int = 1) -> list[l
 
 
 def test_processes_share_one_whole_copy_of_each_shard(remote, shards, tmp_path, web) -> None:
-    expected = read_epoch(from_folder(remote, shards))
+    expected = read_epoch([*remote, f"data.root={shards}"])
     web.latency_s = 0.02
     assert join([start_process(read_epoch, remote, rank, 2) for rank in (0, 1)]) == [0, 0]
     assert sorted(fetched_shards(web)) == sorted(n for n in web.files if n.endswith(".tar"))
@@ -212,7 +252,7 @@ def test_processes_share_one_whole_copy_of_each_shard(remote, shards, tmp_path, 
 def test_the_next_window_is_fetched_while_one_is_read(remote, shards, tmp_path, web) -> None:
     """And the copies of one go when the next but one begins."""
     remote = [*remote, *WINDOWS, "global_batch_size=1"]
-    local = loaders_of(*from_folder(remote, shards))[0]
+    local = loaders_of(*remote, f"data.root={shards}")[0]
     needed = [f"{shards_in(local)[rows['sample'][0]]:06d}.tar" for rows in local.plan]
     order = list(dict.fromkeys(needed))
     loader = loaders_of(*remote)[0]
@@ -235,7 +275,7 @@ def test_a_run_whose_bucket_stays_away_ends_and_goes_on_from_its_checkpoint_to_t
     """And a storage that fails is no bad sample."""
     remote += [*WINDOWS, "epochs=2", "log.images=0", "checkpoint.every_steps=1"]
     remote += ["data.on_error=skip"]
-    local = from_folder(remote, shards)
+    local = [*remote, f"data.root={shards}"]
     train(script, tmp_path / "whole", *local)
     # The shard that the first epoch needs last is away.
     loader = loaders_of(*local)[0]

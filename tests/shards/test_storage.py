@@ -11,7 +11,7 @@ import pytest
 
 from conf.errors import UserError
 from loaders.shards import Storage, StorageError
-from tests.servers import WebServer
+from tests.shards.conftest import WebServer
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 PATIENT, IMPATIENT = 60.0, 0.1  # seconds
