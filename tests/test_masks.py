@@ -10,7 +10,7 @@ from PIL import Image
 from loaders.check import check
 from loaders.open_index import open_index
 from tests.helpers import make_config, refused
-from tests.images import PLAIN, index_of, paths_in, reading, save, save_tiff, turned
+from tests.images import PLAIN, index_of, loaders_of, paths_in, reading, save, save_tiff, turned
 
 
 def filled(value: int, dtype: str = "uint8", width: int = 10) -> np.ndarray:
@@ -63,6 +63,17 @@ def test_a_class_of_the_test_split_alone_is_refused_with_the_number_of_classes(
     cfg = make_config("data=masks", *reading(tmp_path / "data"))
     with refused("1 of 6 masks", "test/masks/b.png", "data.num_classes (now 3)"):
         open_index(cfg.data, ("train", "test"))
+
+
+def test_pixels_of_each_class_are_counted_for_the_weights_of_the_loss(tmp_path: Path) -> None:
+    """Three masks of 80 pixels; one pixel of the last one has no class."""
+    for split in ("train", "val"):
+        masks = {"a.png": filled(1), "b.png": filled(2), "c.png": filled(255)}
+        options_of(tmp_path / "data" / split, masks)
+    options = ["data=masks", *reading(tmp_path / "data"), *PLAIN, "data.crop=[8,8]"]
+    train, _ = loaders_of(*options, "data.ignore_index=255", "global_batch_size=1")
+    counts: Any = train.info.class_counts()
+    assert counts.tolist() == [237, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint16", "uint32"])
