@@ -36,8 +36,6 @@ class Columns(dict[str, np.ndarray]):
         self.facts: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
-        if not self:
-            return Columns, ()
         if self.folder is None:
             raise TypeError("loaders.index.share(index, data) makes columns fit to pickle")
         return open_columns, (self.folder,)
