@@ -25,7 +25,7 @@ def check_ranges(cfg: Config) -> None:
         if "://" in str(value) and ("@" in str(value) or "?" in str(value)):
             raise UserError(
                 f"{key} holds a user, password or query, which runs would store; leave it out, and "
-                "set the credentials in the environment (docs/shards.md)"
+                "set the credentials in the environment"
             )
         if value is None and field.default is None:
             continue
@@ -60,16 +60,12 @@ def check_effects(cfg: Config) -> None:
 def check_combinations(cfg: Config) -> None:
     """Raise UserError for values that exclude each other."""
     options, data = cfg.optimizer, cfg.data
-    if options.warmup_steps is None and options.warmup_epochs >= cfg.epochs:
-        raise UserError(
-            f"optimizer.warmup_epochs={options.warmup_epochs} is not less than "
-            f"epochs={cfg.epochs}; use a smaller value"
-        )
-    if options.head_epochs >= cfg.epochs:
-        raise UserError(
-            f"optimizer.head_epochs={options.head_epochs} is not less than "
-            f"epochs={cfg.epochs}; use a smaller value, or model.freeze=backbone"
-        )
+    warmup = options.warmup_epochs if options.warmup_steps is None else 0
+    for name, value in (("warmup_epochs", warmup), ("head_epochs", options.head_epochs)):
+        if value >= cfg.epochs:
+            raise UserError(
+                f"optimizer.{name}={value} is not less than epochs={cfg.epochs}; use fewer"
+            )
     if any(value > data.value_range[1] for value in [*(data.mean or []), *(data.std or [])]):
         raise UserError(
             f"data.mean={data.mean} data.std={data.std} do not fit data.value_range="

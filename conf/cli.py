@@ -1,5 +1,6 @@
 """Command lines: the configuration from overrides, options of the tools, and display of errors."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,9 @@ from conf.schema import Config
 EXIT_CODE = 2
 MAX_LINES = 3
 
+KEYS_AND_GROUPS = [key for key, *_ in keys_of(Config())]
+KEYS_AND_GROUPS += [*(field.name for field in fields(Config)), "experiment"]
+
 
 def with_home(argument: str) -> str:
     """Return `key=~/path` with the home folder for `~`, which shells leave after most keys."""
@@ -35,9 +39,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Raise UserError for a key with dashes, such as `--lr` or `--batch-size`, where Hydra would
     print its usage, and for one that is removed, such as `~epochs`, which would do nothing."""
     for argument in arguments:
-        name = argument.lstrip("-~").partition("=")[0].replace("-", "_")
-        ends = f".{name}", f"_{name}"
-        keys = [key for key in _keys_and_groups() if f".{key}".endswith(ends)]
+        name = standard_name(argument.lstrip("-~").partition("=")[0])
+        keys = [key for key in KEYS_AND_GROUPS if f".{key}".endswith((f".{name}", f"_{name}"))]
         if argument.startswith(("-", "~")) and keys:
             raise UserError(
                 f"{argument}: keys have no dashes; leave it out, or write {keys[0]}=VALUE"
@@ -99,6 +102,8 @@ def user_errors(
     """End the process on an error: with exit code 2 and at most three lines if the user can fix it,
     with exit code 1 and the traceback for a bug. `before_end` is called with the error and them.
     """
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end with a reader such as `head`
     try:
         yield
     except Exception as error:
@@ -143,14 +148,13 @@ def _explain_config(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} is not set; set {key}=VALUE"
     if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return f"{key}: {str(cause).splitlines()[0]}; docs/configuration.md describes all keys"
-    near = nearest(key, _keys_and_groups()) or "; docs/configuration.md describes all keys"
+        return f"{key}: {str(cause).splitlines()[0]}; --cfg job prints all keys"
+    hint = nearest(standard_name(key), KEYS_AND_GROUPS) or "; --cfg job prints all keys"
     group = key.partition(".")[0]
     if group in ("model", "optimizer"):
-        near += f"; arguments of its class are in {group}.kwargs"
-    return f"{key} is not a key of the configuration{near}"
+        hint += f"; arguments of its class are in {group}.kwargs"
+    return f"{key} is not a key of the configuration{hint}"
 
 
-def _keys_and_groups() -> list[str]:
-    keys = [key for key, *_ in keys_of(Config())]
-    return [*keys, *(field.name for field in fields(Config)), "experiment"]
+def standard_name(name: str) -> str:
+    return name.replace("-", "_").replace("learning_rate", "lr")

@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 MEMORY = (
     "train_accumulate.py accumulate_steps=auto, train_recompute.py, train_amp.py, train_fsdp.py "
-    "and a smaller global_batch_size need less; see docs/speed.md"
+    "and a smaller global_batch_size need less"
 )
 ONE_SAMPLE = (
     "BatchNorm needs two samples at a time; raise global_batch_size, or lower accumulate_steps"
@@ -52,7 +52,6 @@ CAUSES = {
 }
 """What a library's error says, as a regular expression, and what the user can do."""
 
-
 PYTHONS_OWN = (f"{Path(traceback.__file__).parent}/", "<frozen ")
 """How names of files in Python's own library begin."""
 
@@ -68,13 +67,10 @@ def cause_of(error: Exception) -> str | None:
 
 def place_of(error: Exception) -> str:
     """Return the last place outside of libraries that an error passed, such as ` (mine.py:12)`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not frame.filename.startswith(PYTHONS_OWN)
-    ]
-    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" not in frame.filename and not frame.filename.startswith(PYTHONS_OWN):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
 
 
 def unknown_name(key: str, value: str, names: Iterable[str]) -> UserError:

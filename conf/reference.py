@@ -5,7 +5,6 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ HEAD = "| key | default | meaning |\n| --- | --- | --- |\n"
 
 
 def rows(group: type = Config, prefix: str = "") -> Iterator[str]:
-    """Yield the line of each key; its meaning is the docstring below it."""
-    [tree] = ast.parse(inspect.getsource(group)).body
-    assert isinstance(tree, ast.ClassDef)
-    meanings = {
-        ast.unparse(statement.target): ast.literal_eval(below.value)
-        for statement, below in pairwise(tree.body)
-        if isinstance(statement, ast.AnnAssign) and isinstance(below, ast.Expr)
-    }
+    """Yield the line of each key; each has its meaning below it, as a docstring."""
+    tree = ast.parse(inspect.getsource(group))
+    meanings = iter([node for node in ast.walk(tree) if isinstance(node, ast.Expr)])
     for field in fields(group):
-        if isinstance(field.type, type) and is_dataclass(field.type):
-            yield from rows(field.type, f"{field.name}.")
-            continue
         default = getattr(group(), field.name)
-        meaning = " ".join(meanings[field.name].split())
+        if is_dataclass(default):
+            yield from rows(type(default), f"{field.name}.")
+            continue
+        meaning = " ".join(ast.literal_eval(next(meanings).value).split())
         if of := field.metadata.get("of"):
             meaning = f"{of}: {meaning}"
         yield f"| `{prefix}{field.name}` | {as_typed(default)} | {meaning} |\n"

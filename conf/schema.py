@@ -28,19 +28,14 @@ class LossConfig:
 class CheckpointConfig:
     every_steps: int | None = key(None, ranges.FROM_1)
     """Steps between two checkpoints, in addition to those at each validation; null: none."""
-
     every_minutes: float | None = key(None, ranges.ABOVE_0)
     """Minutes between two checkpoints, in addition to those at validations; null: none."""
-
     keep: int = key(2, ranges.FROM_1)
     """Number of newest checkpoints to keep; if one is damaged, a run resumes from an older one."""
-
     best: bool = True
     """Keep the checkpoint of the validation with the best value of the task's main metric, too."""
-
     on_error: str = key("raise", one_of("raise", "warn"))
     """Action when a checkpoint cannot be written (a full disk): `raise` or `warn`."""
-
     fresh_epoch: bool = False
     """Resume even if the data or its plan have changed, from the beginning of the epoch."""
 
@@ -50,7 +45,6 @@ class AmpConfig:
     dtype: str = key("auto", one_of("auto", "float16", "bfloat16", "float32"))
     """`float16`, `bfloat16`, `float32` (off) or `auto`: float16 on CUDA, bfloat16 on CPUs that have
     instructions for it."""
-
     init_scale: float = key(65536.0, ranges.ABOVE_0)
     """First loss scale; halved at each overflow, doubled after 2,000 steps without one."""
 
@@ -65,10 +59,8 @@ class EmaConfig:
 class DistributedConfig:
     backend: str = key("auto", one_of("auto", "nccl", "gloo"))
     """`auto` (NCCL on CUDA, gloo on the CPU), `nccl` or `gloo`."""
-
     sync_batchnorm: bool = True
     """BatchNorm with statistics of the global batch, on CUDA; false: of each rank's own part."""
-
     timeout_s: float = key(600.0, ranges.ABOVE_0)
     """Seconds after which a collective that some rank has not joined fails on the other ranks."""
 
@@ -80,10 +72,8 @@ class LogConfig:
 
     every_steps: int = key(20, ranges.FROM_1)
     """Steps between two log points, which have the means since the last one."""
-
     images: int = key(16, ranges.FROM_0)
     """Number of images in the grids of inputs and of a validation's first predictions; 0: none."""
-
     progress: bool = True
     """Progress bar on a terminal; false, or without a terminal: plain lines."""
 
@@ -92,7 +82,6 @@ class LogConfig:
 class ProfileConfig:
     memory: bool = key(False, of="profile.steps=[SKIP,RECORD]")
     """Record memory, too: on a GPU as a snapshot for https://pytorch.org/memory_viz."""
-
     steps: list[int] | None = key(None, ranges.SKIP_AND_RECORD)
     """[skip, record], such as [10,5]: after so many steps, trace so many; null: none."""
 
@@ -107,25 +96,20 @@ class EarlyStoppingConfig:
 class Config:
     name: str = "${run_stamp:}"
     """Name of the run; default: its start time."""
-
     output_dir: str = "outputs/${script:}/${name}"
     """Folder of the run: resolved config, log, TensorBoard events, checkpoints, summary."""
 
     epochs: int = key(4, ranges.FROM_1)
     """Number of epochs: passes over the training split, unless `epoch_steps` is set."""
-
     epoch_steps: int | None = key(None, ranges.FROM_1)
     """Optimizer steps of an epoch, where a pass takes long; null: an epoch is one pass."""
-
     max_steps: int | None = key(None, ranges.FROM_1)
     """Number of optimizer steps after which the run ends; the schedule stays that of `epochs`."""
 
     global_batch_size: int = key(64, ranges.FROM_1)
     """Samples per optimizer step over all devices; an epoch ends without a smaller batch."""
-
     accumulate_steps: Any = key(1, ranges.MICRO_BATCHES)
     """Parts of a batch whose gradients are added up; `auto`: the fewest that fit into memory."""
-
     accumulate_margin: float = key(0.1, ranges.BELOW_1)
     """auto: share of a GPU's memory that has to stay free."""
 
@@ -135,25 +119,20 @@ class Config:
     resume: str | None = None
     """`auto`: go on from the newest checkpoint in `output_dir`, if there is one; or the path of a
     run or checkpoint: start from it while `output_dir` has none. null: a fresh run."""
-
     overwrite: bool = False
     """Remove checkpoints and TensorBoard events in `output_dir`; false: refuse to start if any."""
 
     device: str = key("auto", ranges.DEVICE)
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`."""
-
     fp32_precision: str | None = key(None, one_of("ieee", "tf32"))
     """Precision of float32 products on CUDA: `ieee` or `tf32` (10 bits); null: PyTorch's."""
-
     cudnn_benchmark: bool = True
     """Time cuDNN's algorithms for each new shape; false for inputs of many sizes."""
-
     deterministic: bool = False
     """Use deterministic algorithms on CUDA: the same bits in each run, at lower speed."""
 
     seed: int = key(0, ranges.FROM_0)
     """Seed of the initial weights and, with the epoch, of the plan of the data."""
-
     data: DataConfig = field(default_factory=DataConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

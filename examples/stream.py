@@ -55,6 +55,14 @@ class Stream:
     def __len__(self) -> int:
         return self.max_batches
 
+    @property
+    def steps_done(self) -> int:
+        return self.epoch * len(self) + self.batches_done
+
+    @property
+    def is_finished(self) -> bool:
+        return self.batches_done >= len(self)
+
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.epoch, self.batches_done = epoch, 0

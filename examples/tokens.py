@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from tasks.common import Task, sum_columns
+from tasks import Task, sum_columns
 
 
 class Tokens(Task):

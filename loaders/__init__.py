@@ -4,14 +4,15 @@ train_loader, val_loader = build_loaders(cfg, device)
 """
 
 from importlib import import_module
-from typing import Any
 
 import torch
 
 from conf.names import find
 from conf.schema import Config
-from loaders.info import DataInfo
-from loaders.loader import Loader
+from loaders.backends import image_loader
+from loaders.index import SPLITS
+from loaders.layouts import open_index
+from loaders.loader import DataInfo, Loader
 
 
 def build_loaders(
@@ -29,22 +30,26 @@ def build_loaders(
     Raises:
         UserError: the data is missing, or a value of the configuration does not fit it.
     """
-    layout: Any = None
-    if cfg.data.layout != "own":
-        layout = find("loaders.layouts", cfg.data.layout, "data.layout")
-    if isinstance(layout, type):  # a class of loaders
-        train_loader, val_loader = (
-            layout(cfg, split, device, rank, world_size) for split in ("train", "val")
-        )
+    place = device, rank, world_size
+    if cfg.data.layout == "own":
+        # Images need nothing of own data.
+        own_loader = import_module("loaders.own_data").own_loader
+        train, val = (own_loader(cfg, split, *place) for split in SPLITS)
+    elif isinstance(layout := find("loaders.layouts", cfg.data.layout, "data.layout"), type):
+        train, val = (layout(cfg, split, *place) for split in SPLITS)  # loaders of its own
     else:
-        # Images need nothing of own data, and own data nothing of images.
-        builder = import_module("loaders.own_data" if layout is None else "loaders.backends")
-        train_loader, val_loader = builder.build_loaders(cfg, device, rank, world_size)
-        name, info = train_loader.plan.samples.name.rpartition("/")[0], train_loader.info
-        line = f"{name}: {info.num_samples:,} training and {val_loader.info.num_samples:,} "
-        line += "validation samples"
-        if info.target:
-            line += f", {info.target.describe()}"
-        info.description = (line, *info.description)
-    train_loader.info.num_val_samples = val_loader.info.num_samples
-    return train_loader, val_loader
+        if cfg.loader.name == "packed":
+            indexes = import_module("loaders.pack").open_pack(cfg)
+        else:
+            indexes = open_index(cfg.data)
+        train, val = (
+            image_loader(cfg, indexes[split], *place, train=split == "train") for split in SPLITS
+        )
+    train.info.num_val_samples = val.info.num_samples
+    if isinstance(train, Loader):
+        info, name = train.info, train.plan.samples.name.rpartition("/")[0]
+        counts = f"{info.num_samples:,} training and {info.num_val_samples:,} validation samples"
+        target = f", {info.target.describe()}" if info.target else ""
+        lines = f"{name}: {counts}{target}", *info.description, *val.info.description
+        info.description = lines
+    return train, val

@@ -32,6 +32,13 @@ class Batch:
         pinned = map_leaves(lambda x: x.pin_memory() if isinstance(x, Tensor) else x, self.content)
         return replace(self, content=pinned)
 
+    def share_memory(self) -> "Batch":
+        """Move its tensors to shared memory. A `DataLoader`'s queue would do it in a thread, where
+        a full /dev/shm loses the batch, and the training process waits for ever."""
+        for tensor in tensors_of(self.content):
+            tensor.share_memory_()
+        return self
+
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, nested: Any = (dict, list, tuple)) -> Any:
     """Return values of the types `nested` with `function(value)` in place of each other value."""

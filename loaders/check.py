@@ -19,8 +19,8 @@ from conf.errors import counted
 from conf.schema import DataConfig
 from loaders.images import reason_of
 from loaders.index import BadFileError, Index, ReadError
+from loaders.layouts import open_index
 from loaders.limits import cpus_per_rank, map_in_threads
-from loaders.open_index import open_index
 
 
 def check(data: DataConfig) -> tuple[int, dict[str, str]]:

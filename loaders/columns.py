@@ -6,24 +6,32 @@ that a start reads only what it needs and workers share it, and `index.json` wit
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from filelock import FileLock
 
 from conf.errors import UserError
+from conf.schema import DataConfig
 from loaders.images import reason_of
 
-FORMAT = 14
+FORMAT = 15
 """Increased when what is on disk changes."""
 
 FACTS = "index.json"
 FIX = "bring it back, or remove the folder and write it again"
+
+SETTINGS = (
+    *("layout", "val_fraction", "val_count", "split_seed", "fold", "num_folds"),
+    *("background", "exif"),
+)
+"""Keys of all `data` that decide which samples there are, besides those that only a layout has."""
 
 
 class Columns(dict[str, np.ndarray]):
@@ -51,35 +59,43 @@ class Columns(dict[str, np.ndarray]):
         return [self[key] for key in (f"{name}-0", f"{name}-1") if key in self]
 
 
-def write_columns(columns: Columns, folder: Path) -> None:
-    """Write columns, beside those that are in the folder already, and the facts about them, with
-    which it is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, column in columns.items():
-        np.save(folder / f"{name}.npy", column)
-    names = sorted(path.stem for path in folder.glob("*.npy"))
-    text = json.dumps(columns.facts | {"format": FORMAT, "columns": names}, indent=2)
-    (folder / FACTS).write_text(text + "\n")
+def write_columns(
+    columns: Columns,
+    folder: Path,
+    key: str = "data.cache_dir",
+    write_more: Callable[[Path], None] | None = None,
+) -> None:
+    """Write columns and the facts about them in place of a folder, whole or not at all.
 
+    What a killed process has left goes when `folder` is written again. Of two processes that write
+    it at once, the first one fails; those that have mapped files of the old folder keep them.
 
-def replace_columns(columns: Columns, folder: Path) -> None:
-    """Write columns in place of a folder in `data.cache_dir`, whole or not at all. Processes that
-    have mapped those of the old folder keep them.
+    Args:
+        key: what chose the folder, for messages.
+        write_more: writes `.npy` files of further columns into the folder that it gets.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: the folder cannot be written.
     """
-    unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    unfinished = folder.with_name(f".{folder.name}.tmp") / uuid4().hex
     try:
-        write_columns(columns, unfinished)
+        shutil.rmtree(unfinished.parent, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        if write_more is not None:
+            write_more(unfinished)
+        for name, column in columns.items():
+            np.save(unfinished / f"{name}.npy", column)
+        names = sorted(path.stem for path in unfinished.glob("*.npy"))
+        text = json.dumps(columns.facts | {"format": FORMAT, "columns": names}, indent=2)
+        (unfinished / FACTS).write_text(text + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error}); use another data.cache_dir"
-        ) from error
+        raise UserError(f"{folder} cannot be written ({error}); use another {key}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # another process writes there
+            unfinished.parent.rmdir()
 
 
 def open_columns(folder: Path, fix: str = FIX) -> Columns:
@@ -110,7 +126,7 @@ def stored(folder: Path, new: Callable[[], Columns]) -> Columns:
     folder yet."""
     with one_process_at_a_time(folder):
         if not folder.is_dir():
-            replace_columns(new(), folder)
+            write_columns(new(), folder)
     return open_columns(folder)
 
 
@@ -124,6 +140,28 @@ def parse_facts(content: bytes, where: str, fix: str) -> dict[str, Any]:
     if facts.get("format") != FORMAT:
         raise UserError(f"{where} was written by another version; {fix}")
     return facts
+
+
+def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
+    """Return the keys of `data` that decide which samples there are and what their targets are, and
+    further ones, with their values."""
+    of_layouts = {field.name for field in fields(data) if "data=" in field.metadata.get("of", "")}
+    keys = {*SETTINGS, *of_layouts, *more}
+    return {key: value for key, value in vars(data).items() if key in keys}
+
+
+def check_settings(stored: dict[str, Any], data: DataConfig, where: str, fix: str) -> None:
+    """Raise UserError if what `settings_of` returned when a file was written differs from `data`;
+    settings of other layouts do not count."""
+    differing = [
+        f"data.{key}={getattr(data, key)} (there: {there})"
+        for key, there in stored.items()
+        if key in vars(data) and getattr(data, key) != there
+    ]
+    if differing:
+        raise UserError(
+            f"{where} was written with other settings: {', '.join(differing)}; use those, or {fix}"
+        )
 
 
 @contextmanager

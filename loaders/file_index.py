@@ -15,25 +15,27 @@ import numpy as np
 
 from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
-from loaders.columns import Columns, one_process_at_a_time, open_columns, replace_columns
+from loaders.columns import Columns, one_process_at_a_time, open_columns, write_columns
 from loaders.folders import IMAGE_ENDINGS
 from loaders.images import HEADER, Header, decode, read_header, reason_of
 from loaders.index import Index, complete
 from loaders.limits import map_in_threads
-from loaders.sources import Files, names_below, path_below
+from loaders.sources import Files, folder_of, path_below
 from loaders.splits import check_no_split, split_by_seed
 from loaders.targets import ImageSpec, Target
 
 log = logging.getLogger(__name__)
 
 
-def read_headers(paths: Sequence[list[str]], data: DataConfig, contents: Sequence[str]) -> Columns:
-    """Return `names` and `headers` of the files of each side as columns of an index, with zeros in
-    place of the headers of files that are to be left out. Headers are read unless they are cached
-    and the files have not changed since.
+def read_headers(
+    files: Sequence[Sequence[str]], data: DataConfig, contents: Sequence[str] = ("rgb",)
+) -> Columns:
+    """Return, for each side, `names`, `headers` and `reasons` of its files. Headers are read unless
+    they are cached and the files have not changed since; they are zeros where a file cannot be
+    used, for which there is a reason, or is left out by `data.leave_out`.
 
     Args:
-        paths: of the files of each side.
+        files: of each side, their paths below `data.root`.
         data: the configuration.
         contents: kind of content of each side, see `ImageSpec.content`.
 
@@ -42,78 +44,79 @@ def read_headers(paths: Sequence[list[str]], data: DataConfig, contents: Sequenc
             without `data.on_error=skip`; they differ in channels or bits; or `data.cache_dir`
             cannot be written to.
     """
-    columns = Columns()
-    columns.facts = {"content": contents[0], "left_out": {}}
-    for side, (files, content) in enumerate(zip(paths, contents, strict=True)):
-        names = columns[f"names-{side}"] = names_below(data.root, files)
-        headers, broken = _read_side(files, names, data, content)
-        columns[f"headers-{side}"] = headers
-        columns.facts["left_out"] |= {path_below(data.root, names[i]): broken[i] for i in broken}
+    columns, folder = Columns(), folder_of(data.root)
+    listed, matched = listed_names(data), set[bytes]()
+    columns.facts = {"content": contents[0]}
+    for side, (below, content) in enumerate(zip(files, contents, strict=True)):
+        names = np.array([*map(os.fsencode, below)], np.bytes_)
+        paths = [folder + name for name in below]
+        headers, reasons = _headers_of(paths, names, data, content)
+        if listed:
+            is_listed = np.array([name in listed for name in names.tolist()], bool)
+            headers[is_listed], reasons[is_listed] = np.zeros((), HEADER), ""
+            matched |= {*names[is_listed].tolist()}
+        _check(paths, headers, reasons, data, content)
+        sides = {"names": names, "headers": headers, "reasons": reasons}
+        columns.update({f"{name}-{side}": column for name, column in sides.items()})
+    report_unmatched(data, len(listed), len(matched))
     return columns
 
 
-def _read_side(
-    files: list[str], names: np.ndarray, data: DataConfig, content: str
-) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the headers of a side's files, and reasons by position why some cannot be used."""
+def _headers_of(
+    paths: list[str], names: np.ndarray, data: DataConfig, content: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the headers of a side's files, and (N,) texts why some cannot be used, else empty."""
     keys = data.root, data.max_pixels, data.ignore_index, data.background, data.exif
     hashed = hashlib.sha256(os.fsencode(f"{keys} {content} {HEADER}")).hexdigest()[:16]
     cache = Path(data.cache_dir, f"headers-{hashed}")
+    headers, reasons = np.zeros(len(paths), HEADER), np.full(len(paths), "", object)
     with one_process_at_a_time(cache):
-        headers, broken = _cached_or_read(cache, files, names, data, content)
-    listed = listed_files(data)
-    for number, path in enumerate(files if listed else []):
-        if os.path.normpath(path) in listed:
-            headers[number] = np.zeros((), HEADER)
-            broken.pop(number, None)
-    if broken and data.on_error == "raise":
-        named = first_few(f"{files[number]} ({reason})" for number, reason in broken.items())
+        cached = Columns(names=names[:0], headers=headers[:0])
+        with suppress(UserError):  # there is none, or it is damaged
+            cached = open_columns(cache)
+        _, known, rows = np.intersect1d(names, cached["names"], return_indices=True)
+        headers[known] = cached["headers"][rows]
+        stamps = map_in_threads(_stamp_of, paths, "looking at files")
+        num_bytes, modified_ns = np.array(stamps, np.int64).reshape(-1, 2).T
+        is_changed = (headers["num_bytes"] != num_bytes) | (headers["modified_ns"] != modified_ns)
+        headers[is_changed] = np.zeros((), HEADER)
+        unread = np.flatnonzero(headers["height"] == 0).tolist()
+        read = partial(_header_or_reason, data=data, content=content)
+        answers = map_in_threads(read, [paths[i] for i in unread], "reading headers")
+        for i, answer in zip(unread, answers, strict=True):
+            if isinstance(answer, Header):
+                headers[i] = tuple(answer)
+            else:
+                reasons[i] = answer
+        headers["num_bytes"], headers["modified_ns"] = num_bytes, modified_ns
+        if np.count_nonzero(reasons) < len(unread):
+            is_good = headers["height"] > 0
+            found = Columns(  # of cached ones, those of other sides are kept
+                names=np.concatenate([names[is_good], cached["names"]]),
+                headers=np.concatenate([headers[is_good], cached["headers"]]),
+            )
+            write_columns(found.take(np.unique(found["names"], return_index=True)[1]), cache)
+    return headers, reasons
+
+
+def _check(
+    paths: list[str], headers: np.ndarray, reasons: np.ndarray, data: DataConfig, content: str
+) -> None:
+    """Raise UserError if files of a side cannot be used, or differ in what they hold."""
+    broken = np.flatnonzero(reasons)
+    if len(broken) and data.on_error == "raise":
+        named = first_few(f"{paths[i]} ({reasons[i]})" for i in broken)
         raise UserError(
-            f"{len(broken)} of {len(files)} files cannot be used: {named}; repair or remove them"
+            f"{len(broken)} of {len(paths)} files cannot be used: {named}; repair or remove them"
         )
     good = np.flatnonzero(headers["height"])
     kinds = headers[["channels", "bits"]][good]
     wrong = good[kinds != kinds[:1]]
     if len(wrong) and content != "indices":  # masks may differ
         raise UserError(
-            f"{len(wrong)} of {len(good)} images, such as {files[wrong[0]]}, differ in channels or "
-            f"bits from {files[good[0]]}; use images of one kind"
+            f"{len(wrong)} of {len(good)} images, such as {paths[wrong[0]]}, differ in channels or "
+            f"bits from {paths[good[0]]}; use images of one kind"
         )
-    return headers, broken
-
-
-def _cached_or_read(
-    cache: Path, files: list[str], names: np.ndarray, data: DataConfig, content: str
-) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the same of all files, by way of columns in the folder `cache`."""
-    headers = np.zeros(len(files), HEADER)
-    cached = Columns(names=names[:0], headers=headers[:0])
-    with suppress(UserError):  # there is none, or it is damaged
-        cached = open_columns(cache)
-    _, known, rows = np.intersect1d(names, cached["names"], return_indices=True)
-    headers[known] = cached["headers"][rows]
-    stamps = map_in_threads(_stamp_of, files, "looking at files")
-    num_bytes, modified_ns = np.array(stamps, np.int64).reshape(-1, 2).T
-    is_changed = (headers["num_bytes"] != num_bytes) | (headers["modified_ns"] != modified_ns)
-    headers[is_changed] = np.zeros((), HEADER)
-    unread = np.flatnonzero(headers["height"] == 0).tolist()
-    read = partial(_header_or_reason, data=data, content=content)
-    answers = map_in_threads(read, [files[i] for i in unread], "reading headers")
-    broken: dict[int, str] = {}
-    for i, answer in zip(unread, answers, strict=True):
-        if isinstance(answer, Header):
-            headers[i] = tuple(answer)
-        else:
-            broken[i] = answer
-    headers["num_bytes"], headers["modified_ns"] = num_bytes, modified_ns
-    if len(broken) < len(unread):
-        is_good = headers["height"] > 0
-        found = Columns(  # of cached ones, those of other sides are kept
-            names=np.concatenate([names[is_good], cached["names"]]),
-            headers=np.concatenate([headers[is_good], cached["headers"]]),
-        )
-        replace_columns(found.take(np.unique(found["names"], return_index=True)[1]), cache)
-    return headers, broken
 
 
 def _stamp_of(path: str) -> tuple[int, int]:
@@ -156,10 +159,11 @@ def _with_indices(path: str, header: Header, ignore_index: int) -> Header:
     return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
 
 
-def listed_files(data: DataConfig) -> frozenset[str]:
-    """Return the paths in the file `data.leave_out`, one a line."""
+def listed_names(data: DataConfig) -> set[bytes]:
+    """Return the files in `data.leave_out`, a path a line, by their names below `data.root`; of
+    shards, by those that follow the shard."""
     if data.leave_out is None:
-        return frozenset()
+        return set()
     try:
         text = Path(data.leave_out).read_text(errors="surrogateescape")
     except OSError as error:
@@ -167,7 +171,9 @@ def listed_files(data: DataConfig) -> frozenset[str]:
             f"data.leave_out={data.leave_out} cannot be read ({error.strerror}); give a file with "
             "a path in each line, as python -m loaders.check ... out=FILE writes it"
         ) from error
-    return frozenset(os.path.normpath(line) for line in text.splitlines() if line.strip())
+    folder, lines = folder_of(data.root), filter(str.strip, text.splitlines())
+    paths = [os.path.normpath(line.rpartition(".tar: ")[2]) for line in lines]
+    return {os.fsencode(path.removeprefix(folder)) for path in paths}
 
 
 def report_unmatched(data: DataConfig, num_lines: int, num_matched: int) -> None:
@@ -200,10 +206,6 @@ def index_splits(
             of `train` are split by seed.
         notes: see `Index`.
     """
-    if listed := listed_files(data):
-        names = [name for side in files.of_sides("names") for name in side]
-        matched = listed.intersection(path_below(data.root, name) for name in names)
-        report_unmatched(data, len(listed), len(matched))
     ends = np.cumsum([*counts.values()])
     parts = dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
     if "val" in counts:
@@ -216,20 +218,22 @@ def index_splits(
             labels = np.unique(of_train, axis=0, return_inverse=True)[1].ravel()
         parts["train"], parts["val"] = split_by_seed(counts["train"], data, labels)
     return {
-        split: file_index(f"{name}/{split}", data.root, files.take(part), target.take(part), notes)
+        split: file_index(f"{name}/{split}", data, files.take(part), target.take(part), notes)
         for split, part in parts.items()
     }
 
 
 def file_index(
-    name: str, root: str, files: Columns, target: Target, notes: tuple[str, ...] = ()
+    name: str, data: DataConfig, files: Columns, target: Target, notes: tuple[str, ...] = ()
 ) -> Index:
-    """Build the index of image files, all of which lie below `root`, but for those that are to be
-    left out; raise UserError if there are none. See `index_splits` for the arguments."""
+    """Build the index of image files but for those that are to be left out; raise UserError if
+    there are none. See `index_splits` for the arguments."""
     is_good = np.all([headers["height"] > 0 for headers in files.of_sides("headers")], axis=0)
-    paths = [path_below(root, name) for side in files.of_sides("names") for name in side[~is_good]]
-    reasons = files.facts["left_out"]
-    left_out = {path: reasons[path] for path in paths if path in reasons}
+    left_out = {
+        path_below(data.root, names[i]): str(reasons[i])
+        for names, reasons in zip(files.of_sides("names"), files.of_sides("reasons"), strict=True)
+        for i in np.flatnonzero(reasons)
+    }
     if not is_good.any():
         bad = first_few(f"{path} ({reason})" for path, reason in left_out.items())
         raise UserError(
@@ -237,6 +241,8 @@ def file_index(
             f"like {', '.join(IMAGE_ENDINGS)}"
         )
     columns = files.take(np.flatnonzero(is_good))
+    for side in range(len(files.of_sides("reasons"))):
+        del columns[f"reasons-{side}"]
     headers = columns.of_sides("headers")
     columns["sizes"] = sizes_of(headers[0])
     backgrounds = np.concatenate([each["background"] for each in headers])
@@ -254,7 +260,7 @@ def file_index(
         dtype = "int32" if bits == 32 else f"uint{bits}"
         specs.append(ImageSpec(1, dtype, 1, target.interpolation, "indices"))
     good_targets = target.take(np.flatnonzero(is_good))
-    return Files(complete(columns, name, good_targets, specs, left_out, notes), root)
+    return Files(complete(columns, name, good_targets, specs, left_out, notes), data.root)
 
 
 def sizes_of(headers: np.ndarray) -> np.ndarray:

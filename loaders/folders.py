@@ -32,7 +32,8 @@ def folders_in(folder: Path) -> Iterator[str]:
 def images_below(
     folder: Path, others: Counter[str], root: str, above: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return the sorted paths of all images below a folder, without those of `is_system`.
+    """Return the sorted paths, from a folder on, of all images below it, without those of
+    `is_system`.
 
     Args:
         folder: folder, which may be a link, as may be what is in it.
@@ -54,9 +55,10 @@ def images_below(
             if is_system(entry.name):
                 continue
             if entry.is_dir():
-                found += images_below(Path(entry.path), others, root, (*above, here))
+                deeper = images_below(Path(entry.path), others, root, (*above, here))
+                found += [f"{entry.name}/{path}" for path in deeper]
             elif entry.name.lower().endswith(IMAGE_ENDINGS):
-                found.append(entry.path)
+                found.append(entry.name)
                 if entry.is_symlink():
                     links.append(os.path.realpath(entry.path))
             else:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.columns import FORMAT, Columns, stored
 from loaders.images import decode_resized, reason_of
-from loaders.order import ORDER, shuffled
+from loaders.order import Order
 from loaders.targets import ImageSpec, Target, describe_target, target_of
+
+SPLITS = ("train", "val")
+"""Those that a run reads."""
 
 IDENTITY = ("sizes", "values", "names", "pixels")
 """Beginnings of the names of columns that tell a data set from others."""
@@ -26,23 +30,6 @@ class BadFileError(UserError):
 
 class ReadError(UserError):
     """A file that cannot be read; the machine or the storage may be to blame."""
-
-
-class Order:
-    """The order of the samples of a split in training; `order_name` changes with it."""
-
-    order_name = ORDER
-
-    def shuffled(self, positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-        """Return the samples at these positions of an epoch of `count` samples."""
-        return shuffled(positions, count, seed, epoch)
-
-    def following(self, sample: int, count: int) -> int:
-        """Return the sample that stands in for one that cannot be decoded."""
-        return (sample + 1) % count
-
-    def fetch(self, rows: np.ndarray, seed: int, train: bool) -> None:
-        """Wait until the samples of rows can be read, and begin to fetch what follows them."""
 
 
 class Index(Order):
@@ -57,7 +44,7 @@ class Index(Order):
         name: data set and split, for messages, such as `mnist_mini/train`.
         target: kind of the samples' targets and, if they are no images, their values.
         sides: the images of each sample: the input and, of pairs, the target.
-        fingerprint: hash of all that the plan depends on, and of the files' names.
+        fingerprint: hash of all that the plan depends on, and of the files' names below the root.
         is_resized: `data.resize` was applied already.
         left_out: files that `data.on_error=skip` leaves out because of their headers, and why.
         notes: lines for the log on what may be wrong, found when the files were listed.
@@ -96,10 +83,11 @@ class Index(Order):
         """(N, 2) int32: height and width of each input in pixels, upright."""
         return self.columns["sizes"]
 
-    @property
+    @cached_property
     def distinct_sizes(self) -> np.ndarray:
         """(M, 2) int64: the sizes that inputs have."""
-        return self.columns["distinct_sizes"]
+        codes = np.unique(self.sizes[:, 0].astype(np.int64) << 32 | self.sizes[:, 1])
+        return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)  # faster than of rows
 
     @property
     def headers(self) -> list[np.ndarray]:
@@ -183,13 +171,12 @@ def complete(
     notes: Sequence[str] = (),
 ) -> Columns:
     """Add what an index needs to columns with the `sizes` of inputs; see `Index`."""
-    sizes = columns["sizes"] = columns["sizes"].astype(np.int32)
-    columns["distinct_sizes"] = distinct(sizes)
+    columns["sizes"] = columns["sizes"].astype(np.int32)
     if target.values is not None:
         dtype = np.int64 if target.kind == "labels" else np.float32
         columns["values"] = target.values.astype(dtype, copy=False)
     described = describe_target(target)
-    hashed = hashlib.sha256(f"{name} {tuple(sides)} {described}".encode())
+    hashed = hashlib.sha256(f"{tuple(sides)} {described}".encode())
     for key in sorted(columns):
         if key.startswith(IDENTITY):
             hashed.update(hashlib.sha256(columns[key].tobytes()).digest())
@@ -197,12 +184,6 @@ def complete(
     columns.facts = {"name": name, "target": described, "sides": sides, "fingerprint": fingerprint}
     columns.facts |= {"is_resized": False, "left_out": left_out or {}, "notes": notes}
     return columns
-
-
-def distinct(sizes: np.ndarray) -> np.ndarray:
-    """Return the distinct ones of (N, 2) heights and widths, (M, 2) int64."""
-    codes = np.unique(sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1])  # faster than of rows
-    return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
 
 
 def share(index: Index, data: DataConfig) -> None:
@@ -214,7 +195,7 @@ def share(index: Index, data: DataConfig) -> None:
     content = 0  # of all columns: files of the same names may have other headers
     for column in columns.values():
         content = zlib.crc32(column.tobytes(), content)
-    name = f"{index.name.replace('/', '-')}-{index.fingerprint}-{content:08x}-{FORMAT}"
+    name = f"index-{index.fingerprint}-{content:08x}-{FORMAT}"
     folder = Path(data.cache_dir, name).absolute()
     columns.update(stored(folder, lambda: columns))
     columns.folder = folder

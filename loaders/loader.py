@@ -1,23 +1,70 @@
 """Iteration over batches on the device, prepared in advance."""
 
-import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache
 from itertools import repeat, takewhile
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from loaders.batch import Batch, tensors_of
-from loaders.info import DataInfo
 from loaders.limits import torch_threads
 from loaders.plan import Plan
+from loaders.targets import Target
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class DataInfo:
+    """Facts about the samples of a split, all optional."""
+
+    description: tuple[str, ...] = ()
+    """Lines for the log: the data set, numbers of samples, classes."""
+
+    target: Target | None = None
+    """Kind of the targets; None: unknown, and the task has to say its number of outputs itself."""
+
+    in_channels: int = 1
+    """Channels of the inputs, for models of images."""
+
+    dtype: str = "float32"
+    """Type of the inputs as they are stored, such as `uint8`."""
+
+    num_samples: int = 0
+
+    num_val_samples: int = 0
+    """Of the validation split, which a training loader is compared on; `build_loaders` sets it."""
+
+    num_dropped: int = 0
+    """Samples that training drops at the end of each epoch."""
+
+    example: Any = None
+    """Inputs of a batch of one sample, with any values: for the model on ranks without samples."""
+
+    name_of: Callable[[int], str] = "sample {}".format
+    """Name of a sample, for messages and tables."""
+
+    has_files: bool = False
+    """Names are paths, which `data.leave_out` can list."""
+
+    pictures: Callable[[Any], Tensor | None] = lambda inputs: None
+    """Inputs as pictures: 1 or 3 channels with values in [0, 1]; None: they are not images."""
+
+    class_counts: Callable[[], np.ndarray | None] = lambda: None
+    """Computes (K,) float64, the number of samples of each class, for `loss.weights=auto`; None:
+    there are no classes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty if the targets have none."""
+        return self.target.classes if self.target else ()
 
 
 class Loader:
@@ -36,6 +83,7 @@ class Loader:
         num_ahead: batches that a thread loads in advance; 0: the calling thread loads them.
 
     Attributes:
+        max_batches: number of batches in a whole epoch of the rank that has most of them.
         last_rows: rows of the batch that was yielded last.
         bad: reasons by sample why samples were replaced or left out on this rank.
     """
@@ -51,8 +99,8 @@ class Loader:
         num_ahead: int = 0,
     ) -> None:
         self.plan, self.batches, self.transform, self.info = plan, batches, transform, info
-        self.device, self.batch_size = device, plan.batch_size
-        self.num_threads, self.num_ahead = num_threads, num_ahead
+        self.device, self.num_threads, self.num_ahead = device, num_threads, num_ahead
+        self.max_batches, self.in_channels = plan.max_batches, info.in_channels
         self.last_rows = np.zeros(0, [("sample", "i8")])
         self.bad: dict[int, str] = {}
 
@@ -61,40 +109,36 @@ class Loader:
         evaluation always."""
         if not self.plan.samples.train or self.batches_done == self.max_batches:
             self.plan.begin(self.epoch)
-        for rows, batch in self._finished_batches():
+        done = "replaced" if self.plan.samples.train else "left out"
+        for (rows, bad), inputs_and_targets in self._finished_batches():
+            for sample in bad.keys() - self.bad.keys():
+                log.warning("%s (%s)", bad[sample], done)
+            self.bad |= bad
             # Before the batch is yielded: a checkpoint written in the loop's body comes after the
             # step that used it.
             self.plan.advance()
             if len(rows):
                 self.last_rows = rows
-                yield batch
+                yield inputs_and_targets
         self.plan.finish()
 
-    def _finished_batches(self) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield rows of each batch, and its inputs and targets."""
-        batches = iter(self.batches)
+    def _finished_batches(self) -> Iterator[tuple[Any, Any]]:
+        """Yield rows and bad samples of each batch, and its inputs and targets."""
+        batches: Iterator[Batch] = iter(self.batches)
         if self.num_ahead:
-            ahead = in_threads(lambda _: next(batches, None), repeat(None), 1, self.num_ahead)
-            loaded = map(self._checked, takewhile(lambda batch: batch is not None, ahead))
-        else:
-            loaded = map(self._checked, batches)
+            waiting = batches
+            ahead = in_threads(lambda _: next(waiting, None), repeat(None), 1, self.num_ahead)
+            batches = takewhile(lambda batch: batch is not None, ahead)
         if self.device.type == "cuda":
-            return prefetched(loaded, self._finish, self.device)
+            return prefetched(batches, self._finish, self.device)
         if self.num_threads == 0:
-            return map(self._finish, loaded)
-        return in_threads(self._finish, loaded, self.num_threads, self.num_threads)
+            return map(self._finish, batches)
+        return in_threads(self._finish, batches, self.num_threads, self.num_threads)
 
-    def _checked(self, batch: Batch) -> Batch:
+    def _finish(self, batch: Batch) -> tuple[Any, Any]:
         if batch.error is not None:
             raise batch.error
-        for sample in batch.bad.keys() - self.bad.keys():
-            done = "replaced" if self.plan.samples.train else "left out"
-            log.warning("%s (%s)", batch.bad[sample], done)
-        self.bad |= batch.bad
-        return batch
-
-    def _finish(self, batch: Batch) -> tuple[np.ndarray, Any]:
-        return batch.rows, self.transform(batch) if len(batch.rows) else None
+        return (batch.rows, batch.bad), self.transform(batch) if len(batch.rows) else None
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch."""
@@ -111,14 +155,14 @@ class Loader:
         return self.plan.batches_done
 
     @property
-    def max_batches(self) -> int:
-        """Number of batches in a whole epoch of the rank that has most of them."""
-        return self.plan.max_batches
+    def steps_done(self) -> int:
+        """Number of batches already used in all epochs."""
+        return self.epoch * len(self) + self.batches_done
 
     @property
-    def in_channels(self) -> int:
-        """`info.in_channels`, for the scripts."""
-        return self.info.in_channels
+    def is_finished(self) -> bool:
+        """True if all batches of the epoch have been used."""
+        return self.batches_done >= len(self)
 
     @property
     def last_samples(self) -> Sequence[int]:
@@ -134,14 +178,6 @@ class Loader:
         """Return the place in the epoch, for any number of ranks, as plain values that are equal on
         all ranks; `plan`, a dict of texts, says what the order depends on."""
         return self.plan.state_dict()
-
-    def state_at(self, epoch: int, is_finished: bool) -> dict[str, Any]:
-        """Return the state at the start of an epoch, or at its end."""
-        plan = copy.copy(self.plan)
-        plan.begin(epoch)
-        if is_finished:
-            plan.finish()
-        return plan.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` was taken, on any number of ranks."""

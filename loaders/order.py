@@ -11,9 +11,6 @@ import numpy as np
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 HALF_ROUNDS = 16  # with fewer, the orders of five samples are not equally likely
-ORDER = f"shuffled() of {HALF_ROUNDS} half rounds"
-"""Name of the order in checkpoints; it must not change while the order stays the same, since a
-checkpoint with another one cannot resume within an epoch."""
 
 
 @lru_cache(maxsize=64)
@@ -60,6 +57,19 @@ def random_permutation(positions: np.ndarray, count: int, key: np.uint64) -> np.
     return places.astype(np.int64)
 
 
-def shuffled(positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the samples at these positions of a shuffled epoch of `count` samples."""
-    return random_permutation(positions, count, stream_key("sample", seed, epoch))
+class Order:
+    """The order of the samples of a split in training; `order_name` changes with it, and is in
+    checkpoints: one with another order cannot resume within an epoch."""
+
+    order_name = f"shuffled() of {HALF_ROUNDS} half rounds"
+
+    def shuffled(self, positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+        """Return the samples at these positions of an epoch of `count` samples."""
+        return random_permutation(positions, count, stream_key("sample", seed, epoch))
+
+    def following(self, sample: int, count: int) -> int:
+        """Return the sample that stands in for one that cannot be decoded."""
+        return (sample + 1) % count
+
+    def fetch(self, rows: np.ndarray, seed: int, train: bool) -> None:
+        """Wait until the samples of rows can be read, and begin to fetch what follows them."""

@@ -1,5 +1,6 @@
 """Your own Datasets (`data=own data.name=NAME`), in the order of the plan."""
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from conf.errors import UserError, counted, told
+from conf.errors import UserError, told
 from conf.names import find
 from conf.schema import Config
 from loaders.batch import Batch, map_leaves, tensors_of
-from loaders.index import BadFileError, Order
-from loaders.info import DataInfo
-from loaders.loader import Loader
-from loaders.plan import MOST_BAD, Plan, Samples
+from loaders.index import BadFileError
+from loaders.loader import DataInfo, Loader
+from loaders.order import Order
+from loaders.plan import Plan, Samples
 from loaders.targets import Target, check_rounding
 from loaders.workers import data_loader
 
@@ -54,17 +55,18 @@ class OwnData(NamedTuple):
 class OwnSamples(Samples, Dataset[Batch]):
     """A Dataset's samples, and the batches of rows.
 
-    Python, NumPy and torch are seeded by (seed, epoch, sample) before a sample is loaded, so random
+    Python, NumPy and torch are seeded by (seed, pass, sample) before a sample is loaded, so random
     transforms draw the same numbers in any process. A `BadFileError` of the Dataset is a bad
     sample; the traceback of other errors shows the line.
     """
 
     def __init__(self, name: str, data: OwnData, cfg: Config, train: bool) -> None:
         super().__init__(name, Order(), cfg, train)
-        self.data = data
+        # Without the targets, of which worker processes have no need.
+        self.dataset, self.collate_fn = data.dataset, data.collate_fn
 
     def __len__(self) -> int:
-        return len(self.data.dataset)
+        return len(self.dataset)
 
     def __getitems__(self, rows: np.ndarray) -> Batch:
         # The generators of this process draw dropout masks, too.
@@ -74,7 +76,7 @@ class OwnSamples(Samples, Dataset[Batch]):
             items = [self.load(rows, number, self._item, bad) for number in range(len(rows))]
             is_good = ~np.isin(rows["sample"], [*bad])
             items = [item for item, good in zip(items, is_good, strict=True) if good]
-            return Batch(rows[is_good], self.data.collate_fn(items) if items else None, bad)
+            return Batch(rows[is_good], self.collate_fn(items) if items else None, bad)
         except UserError as error:
             return Batch(rows, None, error=error)
         finally:
@@ -84,28 +86,20 @@ class OwnSamples(Samples, Dataset[Batch]):
 
     def _item(self, number: int, row: np.void) -> Any:
         sample = int(row["sample"])
-        sequence = np.random.SeedSequence((self.seed, int(row["epoch"]), sample))
+        sequence = np.random.SeedSequence((self.seed, int(row["pass"]), sample))
         seed = int(sequence.generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
         try:
-            return self.data.dataset[sample]
+            return self.dataset[sample]
         except BadFileError as error:
             raise BadFileError(
                 f"{self.name}: sample {sample} cannot be loaded ({error})"
             ) from error
 
 
-def build_loaders(
-    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
-) -> tuple[Loader, Loader]:
-    """Build the training and the validation loader; see `loaders.build_loaders()`."""
-    train, val = (own_loader(split, cfg, device, rank, world_size) for split in ("train", "val"))
-    return train, val
-
-
-def own_loader(split: str, cfg: Config, device: torch.device, rank: int, world_size: int) -> Loader:
+def own_loader(cfg: Config, split: str, device: torch.device, rank: int, world_size: int) -> Loader:
     """Build the loader of a split: `train`, `val`, `test` or, for `predict.py data.root=...`,
     `new`. Without worker processes, this process loads its batches when they are asked for.
 
@@ -147,7 +141,7 @@ def own_loader(split: str, cfg: Config, device: torch.device, rank: int, world_s
             _check_labels(samples.name, batch.rows, targets, len(data.target.classes))
         return map_leaves(to_device, inputs), map_leaves(to_device, targets)
 
-    return Loader(plan, batches, transform, _info(plan, samples), device)
+    return Loader(plan, batches, transform, _info(plan, data, split), device)
 
 
 def _check_labels(name: str, rows: np.ndarray, labels: Tensor, num_classes: int) -> None:
@@ -161,47 +155,48 @@ def _check_labels(name: str, rows: np.ndarray, labels: Tensor, num_classes: int)
         )
 
 
-def _info(plan: Plan, samples: OwnSamples) -> DataInfo:
+def _info(plan: Plan, data: OwnData, split: str) -> DataInfo:
     """Return the facts that follow from the first good sample; raise UserError if it is no pair, or
     its inputs do not fit models."""
-    rows = plan.rows(np.arange(min(MOST_BAD, plan.num_rows)), 0)
-    for row in np.split(rows, len(rows)):
-        batch = samples.__getitems__(row)
-        if batch.error is not None:
-            raise batch.error
-        if len(batch.rows):
-            break
-    else:
-        raise UserError(
-            f"{samples.name}: none of the first {counted(len(rows), 'sample')} can be loaded, the "
-            f"last because: {[*batch.bad.values()][-1]}; see to what its Dataset reads"
-        )
-    if not isinstance(batch.content, tuple | list) or len(batch.content) != 2:
-        raise UserError(
-            f"{samples.name}: an item is {type(batch.content).__name__}, not a pair; return "
-            "(inputs, targets) from __getitem__ or collate_fn"
-        )
-    inputs, target = batch.content[0], samples.data.target
+    samples: Any = copy.copy(plan.samples)
+    samples.train = True  # the next sample takes the place of a bad one
+    first = np.zeros(1, np.int64)
+    batch = samples.__getitems__(samples.rows(0, first, first))
+    inputs, target = None, data.target
+    if batch.error is None:
+        inputs = _inputs_of(samples.name, batch.content)
+    elif split != "new":  # of which bad samples are part of the result
+        raise batch.error
     tensors = tensors_of(inputs)
-    if any(tensor.dtype == torch.float64 for tensor in tensors):
-        raise UserError(
-            f"{samples.name}: inputs are float64, which models do not take; return float32, such "
-            "as array.astype('float32')"
-        )
-    first = tensors[0] if tensors else torch.zeros(0)
+    image = tensors[0] if tensors else torch.zeros(0)
     shapes = ", ".join(f"{[*each.shape[1:]]} {each.dtype}" for each in tensors)
     return DataInfo(
-        description=(f"inputs: {shapes} of the first sample",),
+        description=(f"inputs: {shapes} of the first sample",) if split == "train" else (),
         target=target,
-        in_channels=first.shape[1] if first.ndim == 4 else 1,
-        dtype=str(first.dtype).removeprefix("torch."),
+        in_channels=image.shape[1] if image.ndim == 4 else 1,
+        dtype=str(image.dtype).removeprefix("torch."),
         num_samples=len(samples),
         num_dropped=len(samples) - plan.num_rows,
         example=inputs,
-        name_of=samples.data.name_of,
+        name_of=data.name_of,
         pictures=pictures,
         class_counts=lambda: target.class_counts() if target else None,
     )
+
+
+def _inputs_of(name: str, content: Any) -> Any:
+    """Return the inputs of a batch."""
+    if not isinstance(content, tuple | list) or len(content) != 2:
+        raise UserError(
+            f"{name}: an item is {type(content).__name__}, not a pair; return (inputs, targets) "
+            "from __getitem__ or collate_fn"
+        )
+    if any(tensor.dtype == torch.float64 for tensor in tensors_of(content[0])):
+        raise UserError(
+            f"{name}: inputs are float64, which models do not take; return float32, such as "
+            "array.astype('float32')"
+        )
+    return content[0]
 
 
 def pictures(inputs: Any) -> Tensor | None:

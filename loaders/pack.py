@@ -18,11 +18,16 @@ import numpy as np
 from conf.cli import load_config, parse_options, user_errors
 from conf.errors import UserError
 from conf.schema import Config, DataConfig
-from loaders.columns import FACTS, Columns, open_columns, write_columns
-from loaders.index import Index, distinct
-from loaders.layouts import SPLITS, check_settings, settings_of
+from loaders.columns import (
+    Columns,
+    check_settings,
+    open_columns,
+    settings_of,
+    write_columns,
+)
+from loaders.index import SPLITS, Index
+from loaders.layouts import open_index
 from loaders.limits import map_in_threads
-from loaders.open_index import open_index
 from loaders.rectangles import resized_sizes
 from loaders.sources import Pixels
 
@@ -42,7 +47,7 @@ def pack(data: DataConfig, out: Path) -> None:
 
 def _pack_split(data: DataConfig, index: Index, folder: Path) -> None:
     settings = settings_of(data, "resize", "reduced_decoding")
-    if (folder / FACTS).exists():  # it is written at the end
+    if folder.is_dir():
         packed = open_columns(folder, FIX).facts
         if (packed["fingerprint"], packed["settings"]) != (index.fingerprint, settings):
             raise UserError(
@@ -52,36 +57,37 @@ def _pack_split(data: DataConfig, index: Index, folder: Path) -> None:
         return
     sizes = resized_sizes(data, index.sizes)
     lengths = sizes.prod(axis=1, dtype=np.int64)
-    offsets = np.cumsum(lengths) - lengths
-    needed = lengths.sum() * sum(s.per_pixel * np.dtype(s.dtype).itemsize for s in index.sides)
-    folder.mkdir(parents=True, exist_ok=True)
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise UserError(
-            f"out={folder.parent}: the images need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB "
-            "are free; choose another out=DIR"
-        )
-    files = []
-    for number, side in enumerate(index.sides):
-        shape = (int(lengths.sum()) * side.per_pixel,)
-        path = folder / f"pixels-{number}.npy"
-        files.append(np.lib.format.open_memmap(path, "w+", side.dtype, shape))
-
-    def write(sample: int) -> None:
-        whole = (0, 0, *index.sizes[sample].tolist())
-        for number, (side, file) in enumerate(zip(index.sides, files, strict=True)):
-            height, width = (side.size_factor * int(length) for length in sizes[sample])
-            image = index.read_part(
-                *(sample, number, whole, (height, width)), data.reduced_decoding
-            )
-            start = side.per_pixel * offsets[sample]
-            file[start : start + image.size] = image.ravel()
-
-    map_in_threads(write, range(len(index)), f"packing {index.name}")
-    columns = Columns(sizes=sizes, distinct_sizes=distinct(sizes), offsets=offsets)
+    columns = Columns(sizes=sizes, offsets=np.cumsum(lengths) - lengths)
     if "values" in index.columns:
         columns["values"] = index.columns["values"]
     columns.facts = index.columns.facts | {"is_resized": True, "settings": settings}
-    write_columns(columns, folder)
+    needed = lengths.sum() * sum(s.per_pixel * np.dtype(s.dtype).itemsize for s in index.sides)
+
+    def write_pixels(unfinished: Path) -> None:
+        if needed > (free := shutil.disk_usage(unfinished).free):
+            raise UserError(
+                f"out={folder.parent}: the images need {needed / 1e9:.3g} GB, and "
+                f"{free / 1e9:.3g} GB are free; choose another out=DIR"
+            )
+        files = []
+        for number, side in enumerate(index.sides):
+            shape = (int(lengths.sum()) * side.per_pixel,)
+            path = unfinished / f"pixels-{number}.npy"
+            files.append(np.lib.format.open_memmap(path, "w+", side.dtype, shape))
+
+        def write(sample: int) -> None:
+            whole = (0, 0, *index.sizes[sample].tolist())
+            for number, (side, file) in enumerate(zip(index.sides, files, strict=True)):
+                height, width = (side.size_factor * int(length) for length in sizes[sample])
+                image = index.read_part(
+                    *(sample, number, whole, (height, width)), data.reduced_decoding
+                )
+                start = side.per_pixel * columns["offsets"][sample]
+                file[start : start + image.size] = image.ravel()
+
+        map_in_threads(write, range(len(index)), f"packing {index.name}")
+
+    write_columns(columns, folder, "out=DIR", write_pixels)
 
 
 def open_pack(cfg: Config) -> dict[str, Index]:
@@ -96,6 +102,11 @@ def open_pack(cfg: Config) -> dict[str, Index]:
     # The original files may be deleted, but not replaced by others.
     has_files = any(Path(cfg.data.root).glob("*"))
     originals = open_index(cfg.data) if has_files else {}
+    if cfg.data.leave_out is not None and not has_files:
+        raise UserError(
+            f"data.leave_out={cfg.data.leave_out} cannot be applied, as data.root={cfg.data.root} "
+            "is empty: the pack lacks the files that were left out when it was made; drop the key"
+        )
     folder, indexes = Path(cfg.loader.pack).absolute(), dict[str, Index]()
     for split in SPLITS:
         again = f"python -m loaders.pack data={cfg.data.layout} data.root={cfg.data.root}"
@@ -117,7 +128,7 @@ def main() -> None:
     if kind == "shards":
         from loaders.shards import pack_shards
 
-        pack_shards(data, out, options["shard_mb"], options["shards"])
+        pack_shards(data, open_index(data), out, options["shard_mb"], options["shards"])
     elif kind == "arrays" and all(options[key] == value for key, value in SHARDS.items()):
         pack(data, Path(out))
     else:

@@ -9,10 +9,12 @@ import numpy as np
 from conf.check import check_batch_size
 from conf.errors import UserError, counted
 from conf.schema import Config
-from loaders.index import BadFileError, Order
+from loaders.index import BadFileError
+from loaders.order import Order
 
-ROW = [("position", "i8"), ("epoch", "i8"), ("sample", "i8")]
-"""Columns of each row: its position in a pass, the pass, and the sample's number in the split."""
+ROW = [("pass", "i8"), ("position", "i8"), ("sample", "i8")]
+"""Columns of each row: the number of the pass over the data, the position in it, and the sample's
+number in the split."""
 
 MOST_BAD = 100  # samples in a row, after which the data set is to blame
 ROWS_AT_ONCE = 8192  # planned together, which costs less per row than batch by batch
@@ -33,10 +35,10 @@ class Samples:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def rows(self, positions: np.ndarray, samples: np.ndarray, epoch: int) -> np.ndarray:
-        """Return a row for each position; it depends on (seed, epoch, position, sample) alone."""
+    def rows(self, number_of_pass: int, positions: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return a row for each position; it depends on (seed, pass, position, sample) alone."""
         rows = np.zeros(len(positions), self.dtype)
-        rows["position"], rows["epoch"], rows["sample"] = positions, epoch, samples
+        rows["pass"], rows["position"], rows["sample"] = number_of_pass, positions, samples
         self.draw(rows)
         return rows
 
@@ -69,7 +71,7 @@ class Samples:
                 return None
             following = self.order.following(int(row["sample"]), len(self))
             position = row["position"].reshape(1)
-            rows[number] = self.rows(position, np.array([following]), int(row["epoch"]))[0]
+            rows[number] = self.rows(int(row["pass"]), position, np.array([following]))[0]
         raise UserError(f"{self.name} has {num_tries} bad samples in a row, the last one: {last}")
 
     def description(self) -> dict[str, str]:
@@ -93,6 +95,7 @@ class Plan:
 
     Attributes:
         batch_size: number of samples in a batch of this rank.
+        fetches: samples of the rows that are yielded are fetched, as they will be read.
         num_rows: number of rows of a pass that are used: in training all but the dropped tail.
         epoch: current epoch.
         step: steps done in the epoch, with `cfg.epoch_steps`.
@@ -102,6 +105,8 @@ class Plan:
     Raises:
         UserError: ranks cannot share a batch, or the split is too small for a batch or all ranks.
     """
+
+    fetches = True
 
     def __init__(self, samples: Samples, cfg: Config, rank: int = 0, world_size: int = 1) -> None:
         check_batch_size(cfg.global_batch_size, world_size=world_size)
@@ -184,16 +189,17 @@ class Plan:
             if self.samples.train:
                 end -= (end - ahead.row) % self.global_batch_size
             positions = np.arange(ahead.row + self.rank, end, self.world_size)
-            rows = self.rows(positions, ahead.number_of_pass)
+            rows = self.rows(ahead.number_of_pass, positions)
             for at in range(0, len(rows), self.batch_size):
                 mine = rows[at : at + self.batch_size]
-                self.samples.order.fetch(mine, self.samples.seed, self.samples.train)
+                if self.fetches:
+                    self.samples.order.fetch(mine, self.samples.seed, self.samples.train)
                 yield mine
             ahead.advance(self._batches_in(end - ahead.row))
 
-    def rows(self, positions: np.ndarray, number_of_pass: int) -> np.ndarray:
+    def rows(self, number_of_pass: int, positions: np.ndarray) -> np.ndarray:
         """Return the rows at these positions of a pass, which all ranks share."""
         samples, numbers = self.samples, positions
         if samples.train:
             numbers = samples.order.shuffled(positions, len(samples), samples.seed, number_of_pass)
-        return samples.rows(positions, numbers, number_of_pass)
+        return samples.rows(number_of_pass, positions, numbers)

@@ -12,8 +12,8 @@ from conf.schema import Config
 from loaders.backends import image_loader
 from loaders.file_index import file_index, read_headers
 from loaders.folders import describe_others, images_below
+from loaders.layouts import holds_shards, open_index
 from loaders.loader import Loader
-from loaders.open_index import holds_shards, open_index
 from loaders.targets import Target
 
 
@@ -44,17 +44,17 @@ def build_new_loader(
     data.on_error = "skip"  # bad files are part of the result
     data.leave_out = None  # it lists files of the training
     if data.layout == "own":
-        return _own_loader("new", cfg, target, device, rank, world_size), {}
+        return _own_loader(cfg, "new", target, device, rank, world_size), {}
     if cfg.loader.name == "synthetic":
         raise UserError(f"loader.name={cfg.loader.name} reads no files; use loader=pytorch")
     if not Path(data.root).is_dir():
         raise UserError(f"{name} is not a folder; set data.root to the folder of the images")
-    content = "stored" if data.layout == "cells" else "rgb"
     others = Counter[str]()
+    content = "stored" if data.layout == "cells" else "rgb"
     files = read_headers([images_below(Path(data.root), others, data.root)], data, [content])
     if content == "rgb" and in_channels == 1:
         files["headers-0"]["channels"] = 1
-    index = file_index(name, data.root, files, Target("unknown"), describe_others(others))
+    index = file_index(name, data, files, Target("unknown"), describe_others(others))
     if index.inputs.channels != in_channels:
         raise UserError(
             f"{name} has images of {counted(index.inputs.channels, 'channel')}, but the model was "
@@ -62,7 +62,7 @@ def build_new_loader(
         )
     if cfg.loader.name == "dali":
         data.on_error = "raise"  # it cannot leave out a file once it has read it
-    loader = image_loader(index, cfg, device, rank, world_size, train=False)
+    loader = image_loader(cfg, index, device, rank, world_size, train=False)
     loader.info.target, loader.info.description = target, index.notes
     return loader, index.left_out
 
@@ -73,7 +73,7 @@ def build_test_loader(
     """Build the loader of this rank's test samples; see `build_new_loader()`."""
     data = cfg.data
     if data.layout == "own":
-        return _own_loader("test", cfg, target, device, rank, world_size)
+        return _own_loader(cfg, "test", target, device, rank, world_size)
     if holds_shards(data) or cfg.loader.name == "packed":
         raise UserError(
             f"split=test: loader.name={cfg.loader.name} data.root={data.root} has training and "
@@ -83,15 +83,15 @@ def build_test_loader(
     if index is None:
         raise UserError(
             f"split=test: data={data.layout} data.root={data.root} has no test split, or it chose "
-            "the best epoch, as there is no val; use split=val (docs/data.md)"
+            "the best epoch, as there is no val; use split=val"
         )
-    return image_loader(index, cfg, device, rank, world_size, train=False)
+    return image_loader(cfg, index, device, rank, world_size, train=False)
 
 
 def _own_loader(
-    split: str, cfg: Config, target: Target | None, device: torch.device, *ranks: int
+    cfg: Config, split: str, target: Target | None, device: torch.device, *ranks: int
 ) -> Loader:
     # Images need nothing of own data.
-    loader: Loader = import_module("loaders.own_data").own_loader(split, cfg, device, *ranks)
+    loader: Loader = import_module("loaders.own_data").own_loader(cfg, split, device, *ranks)
     loader.info.target = target
     return loader

@@ -1,12 +1,12 @@
 """The rows of images: which rectangle of a sample is read, and the values of its augmentations.
 
 A backend cuts out the rectangle, resizes it to the output size and flips it. A row is a function of
-(seed, epoch, position, sample): no worker, rank or earlier batch can influence it.
+(seed, pass, position, sample): no worker, rank or earlier batch can influence it.
 """
 
 import numpy as np
 
-from conf.errors import UserError
+from conf.errors import UserError, counted, first_few
 from conf.schema import Config, DataConfig
 from loaders.augment import AUGMENTATIONS, active_augmentations
 from loaders.index import Index
@@ -31,11 +31,7 @@ def _shrinkage(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
 
 def resized_sizes(data: DataConfig, sizes: np.ndarray) -> np.ndarray:
     """Return (N, 2) heights and widths in pixels of images of these sizes after `data.resize`."""
-    if isinstance(data.resize, int):  # divided by the shrinkage, some ties would round differently
-        resized = sizes * (data.resize / sizes.min(axis=1, keepdims=True))
-    else:
-        resized = sizes / _shrinkage(data, sizes)
-    return np.maximum(1, np.rint(resized)).astype(sizes.dtype)
+    return np.maximum(1, np.rint(sizes / _shrinkage(data, sizes))).astype(sizes.dtype)
 
 
 class Rectangles(Samples):
@@ -60,13 +56,22 @@ class Rectangles(Samples):
         self.index, self.data = index, cfg.data
         self.augmentations = active_augmentations(cfg.data) if train else ()
         for augmentation in self.augmentations:
-            augmentation.check(cfg.data, index.target, cfg.global_batch_size, world_size)
+            augmentation.check(cfg, index.target, world_size)
         drawn = [column for a in self.augmentations for column in a.columns]
         self.dtype = np.dtype([*ROW, *COLUMNS, *drawn])
         self.read_size = self.output_size = self._output_size()
         self.distinct_shapes: np.ndarray | None = None
         if not train or cfg.data.random_resized_crop is None:
-            shapes = self.distinct_shapes = self._checked(self.crop_shapes(index.distinct_sizes))
+            sizes, shapes = index.distinct_sizes, self.crop_shapes(index.distinct_sizes)
+            small = np.flatnonzero((shapes > sizes).any(axis=1))
+            if len(small):
+                size, needed = ("x".join(map(str, pairs[small[0]])) for pairs in (sizes, shapes))
+                raise UserError(
+                    f"images of {self.name} are smaller than the crop: one is {size} but data.crop "
+                    f"needs {needed} of it (height x width); use a smaller data.crop or a larger "
+                    "data.resize"
+                )
+            self.distinct_shapes = shapes
             if (shapes == shapes[:1]).all() and (shapes <= self.output_size).all():
                 self.read_size = int(shapes[0, 0]), int(shapes[0, 1])
 
@@ -93,19 +98,6 @@ class Rectangles(Samples):
         shapes = np.broadcast_to(np.array(self.output_size) * factor, sizes.shape)
         return np.maximum(1, np.rint(shapes)).astype(int)
 
-    def _checked(self, shapes: np.ndarray) -> np.ndarray:
-        """Return the `distinct_shapes`; raise UserError if images are smaller."""
-        sizes = self.index.distinct_sizes
-        small = np.flatnonzero((shapes > sizes).any(axis=1))
-        if len(small):
-            size, needed = ("x".join(map(str, pairs[small[0]])) for pairs in (sizes, shapes))
-            raise UserError(
-                f"images of {self.name} are smaller than the crop: one is {size} but data.crop "
-                f"needs {needed} of it (height x width); use a smaller data.crop or a larger "
-                "data.resize"
-            )
-        return shapes
-
     def __len__(self) -> int:
         return len(self.index)
 
@@ -121,7 +113,7 @@ class Rectangles(Samples):
 
     def draw(self, rows: np.ndarray) -> None:
         def random(column: str, num: int) -> np.ndarray:
-            key = stream_key(column, self.seed, int(rows["epoch"][0]))
+            key = stream_key(column, self.seed, int(rows["pass"][0]))
             return uniform(rows["position"], key, num)
 
         sizes = self.index.sizes[rows["sample"]]
@@ -136,3 +128,33 @@ class Rectangles(Samples):
         keys = ("resize", "crop", *(key for a in AUGMENTATIONS for key in a.keys))
         settings = {f"data.{key}": str(getattr(self.data, key)) for key in keys}
         return super().description() | {"files": self.index.fingerprint} | settings
+
+    def describe(self) -> tuple[str, ...]:
+        """Describe, for the log, the files that are left out and, of training, the inputs, such as
+        `inputs: 224x224, 3 channels, 73.5% of images of 60-64x80`, and what may be wrong."""
+        index, left_out = self.index, self.index.left_out
+        lines = []
+        if left_out:
+            few = first_few(f"{path} ({reason})" for path, reason in left_out.items())
+            lines.append(f"{index.name}: {counted(len(left_out), 'file')} left out: {few}")
+        if not self.train:
+            return tuple(lines)
+        height, width = self.output_size
+        inputs = f"inputs: {height}x{width}, {counted(index.inputs.channels, 'channel')}"
+        if index.inputs.dtype == "uint16":
+            inputs += " of 16 bits"
+        sizes = index.distinct_sizes
+        # Of an image's area, what the crop of evaluation shows.
+        share = np.median(self.crop_shapes(sizes).prod(axis=1) / sizes.prod(axis=1))
+        if share < 1 or (sizes != (height, width)).any():
+            ends = zip(sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist(), strict=True)
+            of_sizes = "x".join(f"{low}-{high}" if low < high else f"{low}" for low, high in ends)
+            inputs += f", {share:.1%} of images of {of_sizes}"
+        lines = [inputs, *index.notes, *lines]
+        moving = [key for a in self.augmentations if a.moves for key in a.keys]
+        moved = [f"data.{key}" for key in moving if getattr(self.data, key)]
+        if moved and index.target.kind == "numbers":
+            lines.append(
+                f"the labels' numbers do not move with {', '.join(moved)}: none may be a position"
+            )
+        return tuple(lines)

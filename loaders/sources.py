@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,16 +19,8 @@ def folder_of(root: str) -> str:
     return os.path.join(os.path.normpath(root), "").removeprefix("./")
 
 
-def names_below(root: str, paths: Iterable[str]) -> np.ndarray:
-    """Return what follows `root` in these paths, (N,) bytes: an array is smaller than N strings,
-    and processes share it."""
-    folder = folder_of(root)
-    names = [os.fsencode(os.path.normpath(path).removeprefix(folder)) for path in paths]
-    return np.array(names, np.bytes_)
-
-
 def path_below(root: str, name: bytes) -> str:
-    """Return the path of a name that `names_below` returned."""
+    """Return the path of a file that is called `name` below `root`."""
     return folder_of(root) + os.fsdecode(bytes(name))
 
 

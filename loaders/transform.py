@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections import defaultdict, deque
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from conf.schema import Config
 from loaders.augment import Augmentation, to_device
 from loaders.batch import Batch
 from loaders.index import Index
-from loaders.info import DataInfo
 from loaders.limits import cpus_per_rank, map_in_threads
+from loaders.loader import DataInfo
 from loaders.plan import Plan
 from loaders.rectangles import Rectangles
 
@@ -108,6 +107,7 @@ class ImageTransform:
         """Return facts about the samples of a plan."""
         index, inputs = self.index, self.index.inputs
         return DataInfo(
+            description=self.rectangles.describe(),
             target=index.target,
             in_channels=inputs.channels,
             dtype=inputs.dtype,
@@ -117,8 +117,7 @@ class ImageTransform:
             name_of=index.name_of,
             has_files=index.form != "pixels",
             pictures=self.denormalize,
-            # Not a lambda, which would keep the loader alive.
-            class_counts=partial(class_counts, index),
+            class_counts=lambda: class_counts(index),
         )
 
     def denormalize(self, inputs: Tensor) -> Tensor:

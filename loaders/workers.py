@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_convert
 
 from conf.schema import Config
-from loaders.batch import Batch, tensors_of
+from loaders.batch import Batch
 from loaders.limits import cpus_per_rank
 from loaders.plan import Plan
 
@@ -34,7 +34,7 @@ def data_loader(
     options: dict[str, Any] = {"batch_sampler": plan, "collate_fn": default_convert}
     if num_workers:
         options |= {
-            "collate_fn": _in_shared_memory,
+            "collate_fn": Batch.share_memory,
             "num_workers": num_workers,
             "prefetch_factor": cfg.loader.prefetch_factor,
             "persistent_workers": True,
@@ -44,14 +44,6 @@ def data_loader(
     # Drawing from the global generator would change dropout after a resume.
     generator = torch.Generator()
     return DataLoader(dataset, pin_memory=device.type == "cuda", generator=generator, **options)
-
-
-def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory. The DataLoader's queue would do it in a thread,
-    where a full /dev/shm loses the batch, and the training process waits for ever."""
-    for tensor in tensors_of(batch.content):
-        tensor.share_memory_()
-    return batch
 
 
 def _worker_context(module: str) -> ForkServerContext:

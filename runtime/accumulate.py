@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conf.errors import MEMORY, ONE_SAMPLE, UserError, cause_of, counted
 from loaders.batch import num_samples, part
+from runtime.process_group import is_sharded
 from runtime.run import Run
-from runtime.shards import is_sharded
 from tasks import Task
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class MicroBatches:
             log.info("accumulate_steps=%d does not fit on rank %d", number, fits.index(False))
         raise UserError(
             f"accumulate_steps=auto: the smallest parts of a batch do not fit into the memory of "
-            f"{run.device}, with accumulate_margin={run.cfg.accumulate_margin}; see docs/speed.md"
+            f"{run.device}, with accumulate_margin={run.cfg.accumulate_margin}; a smaller "
+            "data.crop, train_recompute.py, train_amp.py and train_fsdp.py need less"
         )
 
     def _fits(self, batch: Any) -> bool:

@@ -6,9 +6,8 @@
 
 import json
 import logging
+import os
 import shutil
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ from models.pretrained import (
     newest_first,
     read_state,
 )
-from runtime.process_group import ProcessGroup
-from runtime.shards import is_sharded, local
+from runtime.process_group import ProcessGroup, is_sharded, local
 
 log = logging.getLogger(__name__)
 
@@ -45,26 +43,13 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        options: CheckpointConfig,
-        folder: Path,
-        group: ProcessGroup | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, options: CheckpointConfig, folder: Path, group: ProcessGroup | None = None
     ) -> None:
         """`group` are the ranks of the run, by default this process. No other messages may pass
         through it."""
         self.options, self.folder, self.group = options, folder, group or ProcessGroup()
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
-        self.clock, self.last_write = clock, clock()
-
-    def is_time(self) -> bool:
-        """Return True once for each `every_minutes`, by rank 0's clock."""
-        minutes, now = self.options.every_minutes, self.clock()
-        if self.group.rank != 0 or minutes is None or now - self.last_write < 60 * minutes:
-            return False
-        self.last_write = now  # other ranks may agree to write a step later
-        return True
 
     def write(self, state: dict[str, Any], is_best: bool = False) -> None:
         """Copy a state to the host, and begin to write it; to be called after `wait()`.
@@ -74,7 +59,6 @@ class CheckpointWriter:
                 the folder; `facts` are the metadata of the weights; of the best state, `weights`
                 are published, if there are any, or else those of the `model`.
         """
-        self.last_write = self.clock()
         shards: dict[str, Tensor] = {}
 
         def copied(name: str, value: Any) -> Any:
@@ -116,7 +100,7 @@ class CheckpointWriter:
     def _make_empty(self, temporary: Path) -> None:
         """Make the folder that all ranks write to; remove those of writes that were killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for dead in self.folder.glob(".step-*.tmp"):
+        for dead in self.folder.glob(".*.tmp"):
             shutil.rmtree(dead, ignore_errors=True)  # NFS keeps files that are open
         temporary.mkdir()
 
@@ -133,14 +117,17 @@ class CheckpointWriter:
             contents[STATE] = state | {"shards": names}
         try:
             for name, content in contents.items():
-                torch.save(content, folder / name)
-                sync(folder / name)
+                # By a path, torch.save would hold Python's lock for longer, and hide a full disk.
+                with (folder / name).open("wb") as file:
+                    torch.save(content, file)
+                    os.fsync(file.fileno())
             if self.group.rank == 0 and is_best:
                 (folder / BEST).touch()
                 self._publish(weights, state["facts"])
             return {name: fingerprint(folder / name) for name in contents}
-        except Exception as error:  # torch.save raises some of its own
-            return OSError(f"rank {self.group.rank}: {error}")
+        except Exception as error:  # torch.save raises one of its own after that of the disk
+            reason = error if isinstance(error, OSError) else error.__context__ or error
+            return OSError(f"rank {self.group.rank}: {reason}")
 
     def _publish(self, weights: dict[str, Tensor] | None, facts: dict[str, Any]) -> None:
         """Replace the weights of the best state; None: they are in its checkpoint."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from runtime.shards import local
+from runtime.process_group import local
 
 
 class EMA:

@@ -1,7 +1,6 @@
 """Nothing that is not finite is saved: a run whose weights are not ends, and names the samples."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -14,57 +13,41 @@ from conf.files import write_atomically
 from loaders import Loader
 from models.pretrained import map_named, newest_first
 from runtime.checkpoint import CheckpointWriter
-from runtime.process_group import ProcessGroup
-from runtime.progress import steps_done
-from runtime.shards import local
+from runtime.process_group import ProcessGroup, local
 
 SUSPECTS = "suspects.txt"
 """File in the folder of a run that such an end has written, for `data.leave_out`."""
 
+Batches = Sequence[tuple[int, Tensor, Sequence[int]]]
+"""Number of the step, loss (of a micro-batch, divided by their number) and samples of batches."""
+
 
 class FiniteCheck:
     """Looks at all that a run saves: before it does so, and at log points with a loss or gradient
-    norm that is not finite. A step only keeps its loss, unread, and the numbers of its samples.
+    norm that is not finite.
 
-    Every rank calls its methods; a UserError is raised on all. `num_steps` steps are remembered:
-    those between two log points.
+    Every rank calls its methods; a UserError is raised on all, and names the last `batches`.
     """
 
     def __init__(
-        self, state: dict[str, Any], group: ProcessGroup, writer: CheckpointWriter, num_steps: int
+        self, state: dict[str, Any], batches: Batches, group: ProcessGroup, writer: CheckpointWriter
     ) -> None:
-        self.state, self.group, self.writer, self.num_steps = state, group, writer, num_steps
+        self.state, self.batches, self.group, self.writer = state, batches, group, writer
         self.loader: Loader = state["loader"]
-        # Number of the step, loss (of a micro-batch, divided by their number) and samples
-        self.batches: deque[tuple[int, Tensor, Sequence[int]]] = deque()
         self.ignored: set[str] = set()
-        scalers = (part for part in state.values() if isinstance(part, GradScaler))
-        self.scalers = [scaler for scaler in scalers if scaler.is_enabled()]
-        self.scales: list[float] = []  # at the last log point, or at the start
 
     def start(self) -> None:
         """Begin with what was loaded: buffers that are not finite now may stay so, as masks do."""
         parameters = {f"/model/{name}" for name, _ in self.state["model"].named_parameters()}
         self.ignored = self._not_finite(state_dicts(self.state)) - parameters
-        self.scales = [scaler.get_scale() for scaler in self.scalers]
 
-    def add(self, loss: Tensor) -> None:
-        """Remember a batch that the loader has yielded."""
-        number = steps_done(self.loader)
-        while self.batches and self.batches[0][0] <= number - self.num_steps:
-            self.batches.popleft()
-        self.batches.append((number, loss.detach(), self.loader.last_samples))
-
-    def log_point(self, is_finite: bool, num_steps: int) -> None:
-        """Look at the state unless the mean loss since the last log point, so many steps ago, and
-        the norm are finite. Raises a UserError as `check()`, or if a GradScaler has skipped all of
-        these steps, though at a scale below 1 gradients rarely overflow."""
-        before, self.scales = self.scales, [scaler.get_scale() for scaler in self.scalers]
-        for scaler, old, scale in zip(self.scalers, before, self.scales, strict=True):
-            if scale < 1 and scale <= old * scaler.get_backoff_factor() ** num_steps:
-                self._end(f"every step overflows, also where the loss is scaled by {scale:.3g}")
-        if not is_finite:
-            self.check(state_dicts(self.state))
+    def check_scale(self) -> None:
+        """Raise UserError if a GradScaler has come below 1, where gradients rarely overflow; to be
+        called if those of all steps since the last log point have."""
+        for scaler in self.state.values():
+            if isinstance(scaler, GradScaler) and scaler.get_scale() < 1:
+                scale = f"{scaler.get_scale():.3g}"
+                self._end(f"every step overflows, also where the loss is scaled by {scale}")
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise UserError if one of the tensors in nested values is not finite on a rank."""
@@ -100,7 +83,7 @@ class FiniteCheck:
         own = [(n, loss.item(), [*map(name_of, samples)]) for n, loss, samples in self.batches]
         batches = [batch for rank in self.group.gather(own) for batch in rank]
         bad = [batch for batch in batches if not math.isfinite(batch[1])]
-        number = min((n for n, _, _ in bad), default=steps_done(self.loader))
+        number = min((n for n, _, _ in bad), default=self.loader.steps_done)
         suspects = [batch for batch in bad if batch[0] == number] or batches
         losses = [loss for n, loss, _ in batches if n == number]
         loss = sum(losses) / self.group.world_size if losses else math.nan

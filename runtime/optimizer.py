@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -14,7 +14,7 @@ from conf.errors import UserError, counted, unknown_name
 from conf.schema import Config, OptimizerConfig
 from models.pretrained import head_of, is_in
 from runtime.blocks import blocks_of
-from runtime.shards import is_sharded
+from runtime.process_group import is_sharded
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): value
@@ -167,9 +167,6 @@ def layers_of(model: nn.Module) -> dict[nn.Parameter, int]:
 class Schedule(LambdaLR):
     """Schedule of the configuration, which a resumed run follows from its first step on: the rate
     depends on the number of the step alone."""
-
-    def get_last_lr(self) -> list[float | Tensor]:
-        return [group["lr"] for group in self.optimizer.param_groups]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})

@@ -17,21 +17,18 @@ REQUEUE_MARKER = "requeue"
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
-_signal: int | None = None
+signalled: int | None = None
+"""The last such signal; the run exits by itself after the step in which there was one."""
+
 _run_dir: Path | None = None
 _has_begun = False
-# The parent, as long as it lives: ranks of a torchrun that was killed save and end, too.
-_torchrun: int | None = None
 
 
 def listen() -> None:
     """Handle these signals from now on; SIGHUP that is ignored, as under nohup, stays ignored."""
-    global _torchrun
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _torchrun = os.getppid()
 
 
 def start(run_dir: Path) -> None:
@@ -39,12 +36,12 @@ def start(run_dir: Path) -> None:
     nothing to save, and indexing may take minutes."""
     global _run_dir, _has_begun
     _run_dir, _has_begun = run_dir, False
-    if _signal is not None:
+    if signalled is not None:
         _exit_at_once(run_dir)
 
 
 def begin() -> None:
-    """Let the run exit by itself from now on, after the step in which `is_requested()` is True."""
+    """Let the run exit by itself from now on."""
     global _has_begun
     _has_begun = True
 
@@ -53,11 +50,6 @@ def end() -> None:
     """Do not ask for another start from now on: the run has reached its end."""
     global _run_dir
     _run_dir = None
-
-
-def is_requested() -> bool:
-    """Return True if there was such a signal, or torchrun has ended."""
-    return _signal is not None or (_torchrun is not None and _torchrun != os.getppid())
 
 
 def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
@@ -70,11 +62,11 @@ def leave(run_dir: Path, step_number: int, rank: int) -> NoReturn:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _signal
+    global signalled
     # Ctrl-C interrupts a run that still starts as it does any Python.
-    if number == signal.SIGINT and (_signal is not None or not _has_begun):
+    if number == signal.SIGINT and (signalled is not None or not _has_begun):
         signal.default_int_handler(number, frame)
-    _signal = number
+    signalled = number
     if _run_dir is None or number == signal.SIGINT:
         return
     if not _has_begun:
@@ -85,7 +77,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 def _mark(run_dir: Path) -> bool:
     """Ask for another start, and return True; but not after torchrun's SIGTERM, which ends ranks
     that are left when another one has failed. After that of the user, all save and `leave()`."""
-    if _signal == signal.SIGTERM and _torchrun is not None:
+    if signalled == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ:
         return False
     with suppress(OSError):
         (run_dir / REQUEUE_MARKER).touch()

@@ -3,8 +3,9 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from textwrap import indent
 from typing import Any, NoReturn, TypeVar
 
@@ -15,8 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from conf import schema
 from conf.cli import EXIT_CODE
-from conf.errors import UserError, told
-from runtime.shards import is_sharded
+from conf.errors import told
 
 T = TypeVar("T")
 
@@ -31,31 +31,37 @@ class ProcessGroup:
         self.rank, self.world_size = 0, 1
         if handle is not None:
             self.rank, self.world_size = dist.get_rank(handle), dist.get_world_size(handle)
-        self.pending: Any = None  # flags, and the work that exchanges them
+        self.pending: Any = None  # request, and the work that exchanges it
+        self.torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
-    def duplicate(self) -> "ProcessGroup":
+    def is_orphan(self) -> bool:
+        """Return True if torchrun has ended: ranks of one that was killed have to end, too."""
+        return self.torchrun is not None and self.torchrun != os.getppid()
+
+    def duplicate(self, timeout_s: float) -> "ProcessGroup":
         """Return the same ranks, with messages that do not mix with those of this group."""
-        return ProcessGroup(dist.new_group(backend="gloo")) if self.world_size > 1 else self
-
-    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag if it is set on any rank. With several ranks, it is the result of
-        the previous call, and at first an empty list: a rank waits for the others' previous
-        step, not for this one."""
         if self.world_size == 1:
-            return list(flags)
-        answer = self.pending_flags()
-        shared = torch.tensor(flags, dtype=torch.int32)
+            return self
+        return ProcessGroup(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+
+    def agree(self, request: int) -> int:
+        """Return the greatest request of any rank. With several ranks, it is that of the previous
+        call, and at first 0: a rank waits for the others' previous step, not for this one."""
+        if self.world_size == 1:
+            return request
+        answer = self.pending_request()
+        shared = torch.tensor(request, dtype=torch.int32)
         work = dist.all_reduce(shared, dist.ReduceOp.MAX, self.handle, async_op=True)
         self.pending = shared, work
         return answer
 
-    def pending_flags(self) -> list[bool]:
-        """Return the result of the last `any_rank()`; an empty list if it was returned before."""
+    def pending_request(self) -> int:
+        """Return what the last `agree()` has found; 0 if it was returned before."""
         if self.pending is None:
-            return []
+            return 0
         (shared, work), self.pending = self.pending, None
         work.wait()
-        return shared.bool().tolist()
+        return int(shared)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of the ranks."""
@@ -92,6 +98,18 @@ class ProcessGroup:
         return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
+def is_sharded(value: Any) -> bool:
+    """Return True for a tensor of which each rank has a shard, without an import of PyTorch's class
+    for them, which takes seconds."""
+    return hasattr(value, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return a tensor without its gradient; of one that is sharded, this rank's shard."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def run_stamp() -> str:
     """Return the start time of the run, the same text on all ranks: that of the first to ask
     torchrun's key-value store. Without that store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), it is what
@@ -120,21 +138,12 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
         message = None  # whatever a broken connection means elsewhere
         text = f"[rank {rank}] stops, because another rank has: {told(error)}"
     else:
-        with suppress(OSError):  # a full disk
-            _record(error, message)
         text = message or indent(traceback.format_exc().rstrip(), f"[rank {rank}] ")
+        if message is not None:
+            error.__traceback__ = error.__cause__ = None  # a traceback is for bugs
+        with suppress(OSError):  # a full disk
+            get_error_handler().record_exception(error)
     # A mistake that all ranks find is told once; of another, torchrun's summary has the message.
     if message is None or rank == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
         print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_CODE if message else 1)
-
-
-def _record(error: Exception, message: str | None) -> None:
-    """Hand torchrun the error that is being handled; of a user's mistake, the message alone."""
-    if message is None:
-        get_error_handler().record_exception(error)
-        return
-    try:
-        raise UserError(message) from None  # instead of its traceback
-    except UserError as mistake:
-        get_error_handler().record_exception(mistake)

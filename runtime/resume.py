@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from conf.errors import UserError, first_few
 from conf.schema import Config
 from loaders import Loader
 from loaders.targets import describe_target
-from models.pretrained import fitting_weights, initial_weights, with_shards, zeros_for_head
-from runtime.process_group import ProcessGroup
-from runtime.progress import steps_done
-from runtime.shards import load_into
+from models.pretrained import Shards, fitting_weights, initial_weights, with_shards, zeros_for_head
+from runtime.process_group import ProcessGroup, is_sharded
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +48,13 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
     """Load a checkpoint into the objects of a run and into this rank's random generators; an object
     that it lacks keeps its first state. Raises a UserError if it does not fit the run."""
     path, loader = saved["path"], state["loader"]
-    changed = differing(_by_key(saved["config"]), _by_key(asdict(cfg)))
-    changed = {key: changed[key] for key in changed if key.startswith((*COMPARED, *MUST_MATCH))}
-    position = _fitting_position(cfg, loader, saved, changed)
+    position = _fitting_position(cfg, loader, saved)
     saved = with_shards(saved, Path(path))
     try:
         load_into(state["model"], saved["model"])
     except RuntimeError as error:
-        keys = [f"{key}={then}" for key, (then, _) in changed.items() if key.startswith("model.")]
+        changed = changed_keys(saved, cfg, ("model.",))
+        keys = [f"{key}={then}" for key, (then, _) in changed.items()]
         raise UserError(
             f"{path} holds another model than model={cfg.model.name} "
             f"({str(error).splitlines()[-1].strip()}); resume with "
@@ -66,7 +64,7 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
     # The schedule follows from the rows, also where their number per step has changed, but for
     # steps that the loop has left out.
     num_left_out = saved["step"] - saved["scheduler"]["last_epoch"]
-    saved["scheduler"]["last_epoch"] = steps_done(loader) - num_left_out
+    saved["scheduler"]["last_epoch"] = loader.steps_done - num_left_out
     for name, owner in state.items():
         if name in ("model", "loader"):
             continue
@@ -81,12 +79,40 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
             torch.cuda.set_rng_state(rng["cuda"])
 
 
-def rng_state() -> dict[str, Tensor]:
-    """Return the states of this process's random generators, by device."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+def load_into(owner: Any, saved: Any) -> None:
+    """Load a `state_dict()` that any number of ranks have saved into the owner of such a state; a
+    RuntimeError if it is a module that the tensors do not fit."""
+    own = owner.state_dict()
+    if isinstance(owner, Optimizer):
+        parameters = [p for options in owner.param_groups for p in options["params"]]
+        values = {
+            number: {name: _laid_out(parameters[number], value) for name, value in each.items()}
+            for number, each in saved["state"].items()
+        }
+        # The configuration decides its options, the script its kernels, the schedule the rate.
+        saved = saved | {"state": values, "param_groups": own["param_groups"]}
+    else:
+        saved = {name: _laid_out(own.get(name), value) for name, value in saved.items()}
+    owner.load_state_dict(saved)
+
+
+def _laid_out(own: Any, saved: Any) -> Any:
+    """Return a saved value; a tensor, or its `Shards`, is sharded and laid out in memory like a
+    tensor `own` of its shape.
+
+    Fused optimizers confuse elements where the layouts differ, as after a change of channels_last.
+    """
+    if isinstance(saved, Shards):
+        saved = saved.whole()
+    if not isinstance(saved, Tensor) or not isinstance(own, Tensor) or saved.shape != own.shape:
+        return saved  # such as Adam's number of steps
+    if not is_sharded(own):
+        return torch.empty_like(own, dtype=saved.dtype, requires_grad=False).copy_(saved)
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = own
+    # Without a source rank, each takes its own part of what it has read.
+    return distribute_tensor(saved, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: ProcessGroup) -> None:
@@ -127,29 +153,35 @@ def listed(differences: Differences, most: int = 6) -> str:
     return first_few((f"{key}: {a} then, {b} now" for key, (a, b) in differences.items()), most)
 
 
-def _fitting_position(
-    cfg: Config, loader: Loader, saved: dict[str, Any], changed: Differences
-) -> dict[str, Any]:
+def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the loader's state in a checkpoint that fits this run; if inputs or the plan of the
     data have changed, which `fresh_epoch` allows, the start of its epoch."""
+    never = changed_keys(saved, cfg, MUST_MATCH) | differing_data(saved["facts"], loader)
     restarting = differing(saved["loader"].get("plan", {}), loader.state_dict().get("plan", {}))
-    restarting |= {key: changed[key] for key in changed if key.startswith(INPUT_KEYS)}
-    never = {key: changed[key] for key in changed if key.startswith(MUST_MATCH)}
-    never |= differing_data(saved["facts"], loader)
+    restarting |= changed_keys(saved, cfg, INPUT_KEYS)
     if never or (restarting and not cfg.checkpoint.fresh_epoch):
         fix = "set checkpoint.fresh_epoch=true to restart the epoch with them"
         raise UserError(
             f"{saved['path']} was made with other data or settings ({listed(never or restarting)});"
             f" undo these changes, or {'start another run from its weights' if never else fix}"
         )
-    if changed:
+    if changed := changed_keys(saved, cfg, COMPARED):
         log.warning("settings that have changed: %s", listed(changed, len(changed)))
     if not restarting:
         return saved["loader"]
     epoch, is_finished = saved["loader"]["epoch"], saved["epoch_is_finished"]
     if not is_finished:
         log.warning("another plan of the data: epoch %d is restarted", epoch + 1)
-    return loader.state_at(epoch, is_finished)
+    loader.plan.begin(epoch)
+    if is_finished:
+        loader.plan.finish()
+    return loader.state_dict()
+
+
+def changed_keys(saved: dict[str, Any], cfg: Config, prefixes: tuple[str, ...]) -> Differences:
+    """Return how keys with these prefixes differ between a checkpoint and this run."""
+    changed = differing(_by_key(saved["config"]), _by_key(asdict(cfg)))
+    return {key: both for key, both in changed.items() if key.startswith(prefixes)}
 
 
 def _comparable(facts: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,24 @@ from loaders import Loader
 from loaders.batch import num_samples
 from runtime import preemption
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from runtime.evaluate import Shown
+from runtime.evaluate import Progress, Shown
 from runtime.finite import FiniteCheck, state_dicts
 from runtime.process_group import ProcessGroup
-from runtime.profile import profiler_of
-from runtime.progress import Progress, is_finished, num_steps, steps_done
 from runtime.report import Report
-from runtime.resume import restore, rng_state, start_from_weights
+from runtime.resume import restore, start_from_weights
 from runtime.run_dir import acquire_run_dir
-from runtime.timing import Timer
+from runtime.timing import Timer, profiler_of
 from tasks import Task
 
 log = logging.getLogger(__name__)
 
 RESERVED_KEYS = {"progress", "epoch_is_finished", "step", "rng", "weights"}
-RESERVED_KEYS |= {"config", "facts", "path", "shards"}
+RESERVED_KEYS |= {"config", "facts", "format", "path", "shards"}
 """Keys of a checkpoint that a script's state cannot have."""
+
+
+SAVE, LEAVE = 1, 2
+"""What a rank may ask all ranks for: a checkpoint, and to exit after it."""
 
 
 class Run:
@@ -70,18 +73,21 @@ class Run:
         self.state, self.loader = state, state["loader"]
         self.precision, self.weights = precision, weights
         self.run_dir = Path(cfg.output_dir)
-        self.num_steps = num_steps(cfg, self.loader)
-        self.progress, self.saved_step = Progress(), 0
-        # Of the current step
-        self.num_images, self.learning_rate, self.grad_norm = 0, 0.0, torch.zeros(())
+        self.num_steps = cfg.epochs * len(self.loader)
+        if cfg.max_steps is not None:
+            self.num_steps = min(self.num_steps, cfg.max_steps)
+        self.progress = Progress()
+        self.clock, self.saved_at, self.saved_step = clock, clock(), 0
+        self.num_images, self.learning_rate = 0, 0.0  # of the current step
+        self.grad_norms: list[Tensor] = []  # of the steps since the last log point
 
         self.timer = Timer(device, self.group, clock)
         self.profiler = profiler_of(cfg.profile, self.run_dir, self.group.rank, device)
-        self.report = Report(cfg, self.loader, self.timer, precision)
+        self.report = Report(cfg, self.loader, self.timer, precision, self.num_steps)
         # What its thread sends must not mix with the messages of the training.
-        writers, checkpoints = self.group.duplicate(), self.run_dir / "checkpoints"
-        self.writer = CheckpointWriter(cfg.checkpoint, checkpoints, writers, clock)
-        self.finite = FiniteCheck(state, self.group, self.writer, cfg.log.every_steps)
+        writers = self.group.duplicate(cfg.distributed.timeout_s)
+        self.writer = CheckpointWriter(cfg.checkpoint, self.run_dir / "checkpoints", writers)
+        self.finite = FiniteCheck(state, self.report.batches, self.group, self.writer)
         self.group.broadcast_from_rank0(lambda: acquire_run_dir(cfg, self.run_dir))
 
     def resume(self) -> None:
@@ -105,7 +111,7 @@ class Run:
     def step_number(self) -> int:
         """Number of the step whose batch was yielded last, from 1, over all resumes; before the
         first step 0."""
-        return steps_done(self.loader)
+        return self.loader.steps_done
 
     def epochs(self) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, from 0, until the run has ended."""
@@ -120,23 +126,25 @@ class Run:
                 progress.num_epochs,
                 self.step_number,
             )
-            self.profiler = None  # which was not started
             return
         self.timer.watch(self.state["model"])
         self.report.open(self.state["model"])
-        if self.profiler is not None:
-            self.profiler.start()
-        for epoch in epochs:
-            yield epoch
-            if self._has_ended():
-                break
+        # An error that ends the loop drops this generator, which ends these.
+        with self.report.closing_loggers(), self.profiler or nullcontext():
+            for epoch in epochs:
+                yield epoch
+                if self._has_ended():
+                    break
+                # A signal during the validation, or where the loop left it out
+                if any(self.group.gather(self._is_signalled())):
+                    self._act_on(LEAVE)
 
     def batches(self, loader: Loader) -> Iterator[Any]:
         """Yield the training batches that are left of the epoch; time the wait for each."""
         self.report.open_epoch()
         self.timer.lap("other")
         # An epoch that was stopped after its last step has only its validation left.
-        batches = iter(()) if is_finished(loader) else iter(loader)
+        batches = iter(()) if loader.is_finished else iter(loader)
         # The last epoch is read to its end, too: it may be resumed with more of them.
         max_steps = math.inf if self.cfg.max_steps is None else self.cfg.max_steps
         while self.step_number < max_steps:
@@ -146,20 +154,19 @@ class Run:
             if batch is None:
                 break
             self.num_images = num_samples(batch) * self.group.world_size
-            self.learning_rate = float(self.state["scheduler"].get_last_lr()[0])
+            self.learning_rate = float(self.state["optimizer"].param_groups[0]["lr"])
             yield batch
             if self.step_number == 1:  # a first step that fails leaves no events
                 self.report.inputs(batch)
                 self.timer.lap("other")
-        if self.report.num_steps:
+        if self.grad_norms:
             self._log_point()
         self.report.bar.close()
-        self._act_on(self.group.pending_flags())
+        self._act_on(self.group.pending_request())
 
     def record_micro_batch(self, loss: Tensor) -> None:
         """Record the loss of a micro-batch that does not end its step, divided by their number."""
-        self.report.loss_sum += loss.detach()
-        self.finite.add(loss)
+        self.report.add_loss(loss)
 
     def step(self, loss: Tensor, grad_norm: Tensor) -> None:
         """End an optimizer step: record it, save if it is time to, and exit after a signal.
@@ -167,21 +174,22 @@ class Run:
         All ranks save and exit at the same step; of several ranks, one step later. `loss` is the
         mean over this rank's batch, `grad_norm` the L2 norm of all gradients before clipping.
         """
-        self.record_micro_batch(loss)
-        self.grad_norm = grad_norm
+        self.report.add_loss(loss)
+        self.report.bar.update()
+        self.grad_norms.append(grad_norm)
         self.timer.end_step(self.num_images)
-        self.report.end_step()
-        if self.step_number % self.cfg.log.every_steps == 0:
+        number, every_steps = self.step_number, self.cfg.checkpoint.every_steps
+        if number % self.cfg.log.every_steps == 0:
             self._log_point()
         if self.profiler is not None:
             self.timer.lap("compute")
             self.profiler.step()
             self.timer.lap("profile")
-        every_steps = self.cfg.checkpoint.every_steps
         # Not only at a multiple: the loop may have left out that step.
-        is_step = every_steps and self.step_number // every_steps > self.saved_step // every_steps
-        flags = [not is_step and self.writer.is_time(), preemption.is_requested()]
-        self._act_on(self.group.any_rank(flags), bool(is_step))
+        if every_steps and number // every_steps > self.saved_step // every_steps:
+            self._save()
+        request = SAVE if self._is_time() else 0
+        self._act_on(self.group.agree(LEAVE if self._is_signalled() else request))
 
     def epoch(self, task: Task, totals: Tensor, shown: Shown | None = None) -> None:
         """Record a validation, and save; `totals` and `shown` are what `evaluate()` returned, with
@@ -189,7 +197,8 @@ class Run:
         metrics = {f"val/{name}": value for name, value in task.metrics(totals).items()}
         self.report.validation(task, metrics, totals, shown)
         self.timer.lap("validation")
-        is_best = self.progress.add(task, metrics, self.step_number, self.loader)
+        num_epochs = self.loader.epoch + self.loader.is_finished
+        is_best = self.progress.add(task, metrics, self.step_number, num_epochs)
         if is_best:
             self.progress.best_by_class = task.class_metrics(totals)
         self._save(is_best)
@@ -197,13 +206,12 @@ class Run:
     def finish(self) -> None:
         """Wait for the last checkpoint, write `summary.json`, and log results."""
         self.writer.wait()
-        if self.profiler is not None:
-            self.profiler.stop()
         self.timer.lap("other")
         preemption.end()
         if self.group.rank == 0:
             (self.run_dir / preemption.REQUEUE_MARKER).unlink(missing_ok=True)
         self.report.close(self.progress)
+        Timer.idle_since = time.time()
 
     def _has_ended(self) -> bool:
         """Return True after the last step, and after too many validations without a better one."""
@@ -215,19 +223,29 @@ class Run:
         return self.step_number >= self.num_steps
 
     def _log_point(self) -> None:
-        num_steps = self.report.num_steps
-        is_finite = self.report.log_point(self.learning_rate, self.grad_norm)
-        self.finite.log_point(is_finite, num_steps)
+        if not self.report.log_point(self.learning_rate, self.grad_norms):
+            if not torch.stack(self.grad_norms).isfinite().any():
+                self.finite.check_scale()
+            self.finite.check(state_dicts(self.state))
+        self.grad_norms = []
         self.timer.lap("other")
 
-    def _act_on(self, flags: list[bool], is_step: bool = False) -> None:
-        """Save, for `is_step` or as the ranks have agreed, and exit if a rank was signalled.
+    def _is_time(self) -> bool:
+        """Return True once for each `checkpoint.every_minutes`, by rank 0's clock."""
+        minutes, now = self.cfg.checkpoint.every_minutes, self.clock()
+        if self.group.rank != 0 or minutes is None or now - self.saved_at < 60 * minutes:
+            return False
+        self.saved_at = now  # other ranks may agree to save a step later
+        return True
 
-        These are the two `flags`; there are none before the ranks have agreed.
-        """
-        if is_step or any(flags):
+    def _is_signalled(self) -> bool:
+        return preemption.signalled is not None or self.group.is_orphan()
+
+    def _act_on(self, request: int) -> None:
+        """Do what a rank has asked for."""
+        if request and self.saved_step != self.step_number:
             self._save()
-        if any(flags[1:]):
+        if request == LEAVE:
             # torchrun ends all ranks as soon as one has left: not before the file is complete.
             self.writer.wait()
             preemption.leave(self.run_dir, self.step_number, self.group.rank)
@@ -243,12 +261,20 @@ class Run:
             state["weights"] = self.weights()
         state |= {
             "config": asdict(self.cfg),
-            "facts": self.report.facts(),
+            "facts": self.report.facts,
             "progress": vars(self.progress),
             "rng": self.group.gather(rng_state()),
             "step": self.step_number,
-            "epoch_is_finished": is_finished(self.loader),
+            "epoch_is_finished": self.loader.is_finished,
         }
         self.writer.write(state, is_best)
-        self.saved_step = self.step_number
+        self.saved_step, self.saved_at = self.step_number, self.clock()
         self.timer.lap("saving")
+
+
+def rng_state() -> dict[str, Tensor]:
+    """Return the states of this process's random generators, by device."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state

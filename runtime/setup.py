@@ -49,7 +49,7 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
         raise UserError(
             f"there is an NVIDIA driver, but torch {torch.__version__} finds no GPU that it can "
             "use: set device=cpu to train on the CPU, else install a newer driver or a torch for "
-            "it (docs/machines.md)"
+            "it"
         )
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")

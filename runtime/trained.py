@@ -1,12 +1,11 @@
 """A trained model in the folder of its run, for the scripts that use it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ class TrainedRun:
     """The model of a run, and what it was trained on."""
 
     cfg: Config  # with the overrides of the command line
-    facts: dict[str, Any]  # what `run.json` says
+    facts: dict[str, Any]  # what its weights say about its data
     weights: dict[str, Tensor]
     weights_file: Path  # of the best weights, or the newest checkpoint if there are none
 
@@ -70,42 +69,45 @@ class TrainedRun:
 
 def read_trained(folder: Path, overrides: list[str]) -> TrainedRun:
     """Read the folder of a run, with overrides `key=value` and `loader=NAME`."""
-    config, facts_file = folder / "config.yaml", folder / "run.json"
-    if not (config.is_file() and facts_file.is_file()):
+    config = folder / "config.yaml"
+    if not config.is_file():
         raise UserError(
-            f"run={folder} is not the folder of a run, which has config.yaml and run.json; "
+            f"run={folder} is not the folder of a run, which has a config.yaml; "
             "python -m tools.runs lists the runs below outputs"
         )
     try:
-        saved: Any = OmegaConf.load(file := config)
+        saved: Any = OmegaConf.load(config)
         # It could send a variable of this machine's environment to a server.
         if "${" in config.read_text():
             raise ValueError("no run writes ${...}")
         to_config(saved)
-        facts = json.loads((file := facts_file).read_text())
     except Exception as error:  # damaged text raises errors of any type
         reason = explain(error) or (str(error) or repr(error)).splitlines()[0]
         raise UserError(
-            f"{file} is damaged, or of another version of this repository ({reason}); "
+            f"{config} is damaged, or of another version of this repository ({reason}); "
             "take it from a copy of the run, or use that version"
         ) from error
-    saved.merge_with({"model": {"freeze": None}, "data": {"mixup": 0.0, "cutmix": 0.0}})
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key, text = override.key_or_group, override.input_line
-        if override.is_sweep_override():
-            raise UserError(
-                f"{text} has several values; give one, a list in brackets, or text in quotes "
-                f"within quotes: '{key}=\"VALUE\"'"
-            )
-        value = override.value()
-        if key == "loader":
-            key = "loader.name"
+    changes = ["model.freeze=null", "data.mixup=0", "data.cutmix=0"]  # of training alone
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
         is_group = key == "experiment" or OmegaConf.is_dict(OmegaConf.select(saved, key))
-        if is_group and not isinstance(value, dict):
+        if key == "loader" and not value.startswith("{"):
+            override = f"loader.name={value}"
+        elif is_group and not value.startswith("{"):
             raise UserError(
-                f"{text}: the run has all keys already; change single ones, such as data.crop=null"
+                f"{override}: the run has all keys already; change single ones, such as "
+                "data.crop=null"
             )
-        OmegaConf.update(saved, key, value)
+        elif ".kwargs." in key:
+            override = f"++{override.lstrip('+')}"  # the run may lack it
+        changes.append(override)
+    with initialize_config_dir(str(folder.absolute()), version_base="1.3"):
+        cfg = to_config(compose("config", changes))
     path = weights_in(folder)
-    weights, of_weights = read_weights(str(path))
-    return TrainedRun(to_config(saved), facts | of_weights, weights, path)
+    weights, facts = read_weights(str(path))
+    if not facts:
+        raise UserError(
+            f"{path} does not say which data its model was trained on; take the file from a copy "
+            "of the run"
+        )
+    return TrainedRun(cfg, facts, weights, path)

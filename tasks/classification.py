@@ -6,16 +6,8 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common import (
-    Task,
-    check_shape,
-    class_weights,
-    confusion_matrix,
-    count_of_each,
-    metrics_by_class,
-    sum_columns,
-    with_answers,
-)
+from tasks import Task, check_shape, count_of_each, sum_columns
+from tasks.common import class_weights, confusion_matrix, metrics_by_class, with_answers
 
 MAX_CONFUSION_CLASSES = 1000
 """Number of classes up to which the confusion matrix is part of the sums."""
@@ -38,9 +30,8 @@ class Classification(Task):
         self.label_smoothing = cfg.task.label_smoothing
         self.weights = class_weights(cfg, loader)
         self.metric_names = ("loss", "top1", "top5") if self.num_outputs > 5 else ("loss", "top1")
-        self.has_confusion = self.num_outputs <= MAX_CONFUSION_CLASSES
-        num_cells = self.num_outputs**2 if self.has_confusion else 0
-        self.num_sums = 1 + len(self.metric_names) + num_cells
+        self.num_cells = self.num_outputs**2 if self.num_outputs <= MAX_CONFUSION_CLASSES else 0
+        self.num_sums = 1 + len(self.metric_names) + self.num_cells
         self.columns = ("prediction", "probability")
         for place in range(2, 1 + min(5, self.num_outputs)):
             self.columns += (f"top{place}", f"probability{place}")
@@ -59,23 +50,23 @@ class Classification(Task):
         hits = (guesses == targets.unsqueeze(1)).cumsum(dim=1)
         columns = [losses, hits[:, 0], hits[:, -1]]
         sums = sum_columns(*columns[: len(self.metric_names)])
-        if not self.has_confusion:
+        if not self.num_cells:
             return sums
         # of the true class and, within it, of the predicted one
         cells = targets * self.num_outputs + guesses[:, 0]
-        return torch.cat([sums, count_of_each(cells, self.num_outputs**2)])
+        return torch.cat([sums, count_of_each(cells, self.num_cells)])
 
     def visualize(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         names = [[self.classes[n] for n in x.tolist()] for x in (targets, outputs.argmax(dim=1))]
         return {"predictions": with_answers(inputs, *names)}
 
     def plots(self, totals: Tensor) -> dict[str, Tensor]:
-        if not self.has_confusion:
+        if not self.num_cells:
             return {}
         return {"confusion": confusion_matrix(self.confusion(totals), self.classes)}
 
     def class_metrics(self, totals: Tensor) -> dict[str, dict[str, float | None]]:
-        if not self.has_confusion:
+        if not self.num_cells:
             return {}
         counts = self.confusion(totals)
         return metrics_by_class(
@@ -84,7 +75,7 @@ class Classification(Task):
 
     def confusion(self, totals: Tensor) -> Tensor:
         """Return the number of images by true (rows) and predicted class (columns), (K, K)."""
-        return totals[-(self.num_outputs**2) :].view(self.num_outputs, self.num_outputs)
+        return totals[-self.num_cells :].view(self.num_outputs, self.num_outputs)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return probabilities, (N, number of classes) float32."""

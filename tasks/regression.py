@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks.common import Task, check_shape, divide_by_count, sum_columns, with_answers
+from tasks import Task, check_shape, divide_by_count, sum_columns
+from tasks.common import with_answers
 
 
 class Regression(Task):

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
-from tasks.common import Task, as_pictures, check_shape, sum_columns
+from tasks import Task, check_shape, sum_columns
+from tasks.common import as_pictures
 
 
 class Restoration(Task):

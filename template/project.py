@@ -11,24 +11,22 @@ that it had, all in a new project). `SCRIPT=merged` makes one `train.py` of its 
 """
 
 import fnmatch
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conf.errors import UserError, unknown_name
-from tools.compose import BASELINE, MARKER, compose, find_techniques
+from tools.compose import BASELINE, MARKER, compose, find_techniques, git
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((TEMPLATE / "template" / "parts.toml").read_text())
 PARTS: dict[str, str] = TABLE["about"]
 """What each part is, by its name."""
 NAME = "distributed-training-template"
-OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""Variables that git sets in hooks, which would point it to the hook's repository."""
+AUTHOR = ["-c", "user.name=template", "-c", "user.email=template@localhost"]
+COMMIT = [*AUTHOR, "-c", "core.hooksPath=/dev/null", "commit", "--quiet", "--no-gpg-sign"]
 MESSAGE = re.compile(r"Template at .*\n\nProject: (.*)\nParts: ?(.*)\nScript: ?(.*)")
 
 
@@ -87,7 +85,7 @@ def make_project(folder: Path, names: list[str], script: str) -> str:
         for file, text in own.items():
             (files / file).write_text(text)
         git(files, "add", "--all", "--force", ".")
-        git(files, "commit", "--quiet", "--allow-empty", "--no-gpg-sign", "-m", message)
+        git(files, *COMMIT, "--allow-empty", "-m", message)
     if is_new:
         git(folder, "switch", "--quiet", "--create=main")
         return f"{folder} is a project of its own; there: make setup"
@@ -162,17 +160,6 @@ def own_texts(name: str, parts: set[str], script: str) -> dict[str, str]:
         # Its marks become ordinary comments.
         texts[BASELINE] = compose(techniques, output=BASELINE).replace(MARKER, "# ")
     return texts
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Run git and return what it prints, without the last line's end; UserError if it fails."""
-    env = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
-    author = ["-c", "user.name=template", "-c", "user.email=template@localhost"]
-    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *author, *arguments]
-    done = subprocess.run(command, capture_output=True, env=env, text=True)
-    if done.returncode:
-        raise UserError(f"git {arguments[0]} failed: {' '.join(done.stderr.split())}")
-    return done.stdout.removesuffix("\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -94,23 +93,30 @@ def no_process_is_left() -> Iterator[None]:
         processes.STARTED.clear()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
-    (folder := tmp_path / "disk").mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.fixture(scope="session")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns the `Place` of a kind of data, which is written once."""
     from tests.kinds import Place
 
     return cache(lambda kind: Place(kind, tmp_path_factory.mktemp("kind")))
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """{train,val}/<class>/<image>: 64 and 16 PNGs of 28x28 pixels in two classes."""
+    from tests.images import digit_folders
+
+    return digit_folders(tmp_path_factory.mktemp("photos"), range(2), 32, 8)
+
+
+@pytest.fixture(scope="session")
+def options(photos: Path) -> list[str]:
+    """A small run with augmentation on: two epochs of eight steps."""
+    from tests.images import photos_in
+
+    crops = ["data.crop=[24,24]", "data.random_crop=true", "data.hflip=0.5"]
+    small = ["model.kwargs.width=8", "global_batch_size=8", "epochs=2"]
+    return photos_in(photos, *crops, *small, "log.every_steps=1", "log.images=0")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from loaders import Loader, build_loaders
 from loaders.index import Index
-from loaders.open_index import open_index
+from loaders.layouts import open_index
 from tests.helpers import REPOSITORY, make_config
 
 FOLDERS = ["data=imagefolder", "data.random_resized_crop=null", "data.hflip=0", "model=small_cnn"]

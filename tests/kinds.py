@@ -1,10 +1,10 @@
 """Data sets of every kind that a project reads, ways to read them, and what their samples are."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from loaders import Loader, build_loaders
-from loaders.index import Index
+from loaders.layouts import open_index
 from tests.formats import write_all
 from tests.helpers import make_config
 from tests.images import (
@@ -35,12 +35,19 @@ NUM_FILES = NUM_VAL + NUM_TRAIN
 WHITE = (255, 255, 255)
 
 
-def spoil_file(index: Index, sample: int) -> None:
-    """Damage one file of a sample, the target's if it has one."""
-    file = Path(paths_in(index, len(index.sides) - 1)[sample])
-    content = file.read_bytes()
-    file.unlink()  # it may be mapped into memory
-    file.write_bytes(content[: 2 * len(content) // 3])
+def spoil(index: Any, sample: int) -> None:
+    """Damage one file of a sample, or its bytes in a shard: the target's if it has one."""
+    if spans := index.columns.of_sides("spans"):
+        shard, start, length, _ = spans[-1][sample].item()
+        path = index.copies.path(shard)
+        content = bytearray(path.read_bytes())
+        content[start + length - 10] ^= 1
+    else:
+        path = Path(paths_in(index, len(index.sides) - 1)[sample])
+        whole = path.read_bytes()
+        content = bytearray(whole[: 2 * len(whole) // 3])
+        path.unlink()  # it may be mapped into memory
+    path.write_bytes(content)
 
 
 @dataclass
@@ -51,10 +58,9 @@ class Data:
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     """(height, width, C) in [0, 1], upright, by file name."""
     targets: dict[str, Any] = field(default_factory=dict)
+    """What an image is trained on: an array (height, width, C) or (height, width), or numbers."""
     copy_of: str = ""
     """The kind of data whose samples it has in another form."""
-    spoil: Callable[[Index, int], None] = spoil_file
-    """Function that damages a sample."""
 
 
 def common(root: Path) -> list[str]:
@@ -69,8 +75,8 @@ JPEGS: list[tuple[str, dict[str, Any]]] = [
     ("profile", {"icc_profile": bytes(20_000)}),
     ("behind", {}),
 ]
-READ_BY_DALI = ["grey 8.png", "palette 8.png", "bmp rgb.png", "turned.JPEG"]
-READ_BY_DALI += ["cmyk.jpg", "rgb little.tif"]
+READ_BY_DALI = ["grey uint8.png", "palette.png", "bmp.png", "turned.JPEG", "cmyk.jpg"]
+READ_BY_DALI += ["deep rgb.tif"]
 
 
 def photos(root: Path, chosen: slice | list[str], background: Sequence[int] = WHITE) -> Data:
@@ -92,7 +98,7 @@ def photos(root: Path, chosen: slice | list[str], background: Sequence[int] = WH
             data.inputs[path.name] = save(path, smooth(number, 45 + number, 80 - number), **options)
             if form == "behind":
                 path.write_bytes(path.read_bytes() + b"behind the end")
-        data.targets[path.name] = label
+        data.targets[path.name] = number % 3
     return data
 
 
@@ -115,9 +121,9 @@ def cells(root: Path, channels: int, dtype: str, tiffs: Sequence[dict[str, Any]]
     for number in range(NUM_FILES):
         random, size = np.random.default_rng(number), (45, 48, channels)
         image = random.integers(0, largest, size, dtype=dtype, endpoint=True)
-        name, label = f"{number}.tif", "ab"[number % 2]
-        save_tiff(root / label / name, image, **tiffs[number % len(tiffs)])
-        data.inputs[name], data.targets[name] = image / np.float32(largest), label
+        name = f"{number}.tif"
+        save_tiff(root / "ab"[number % 2] / name, image, **tiffs[number % len(tiffs)])
+        data.inputs[name], data.targets[name] = image / np.float32(largest), number % 2
     return data
 
 
@@ -133,14 +139,6 @@ def pairs(root: Path, factor: int = 1) -> Data:
         data.inputs[name] = save(folder / f"blurry/scene{number % 2}" / name, image)
         data.targets[name] = save(folder / f"sharp/scene{number % 2}" / name, target)
     return data
-
-
-def pairs_of_all_formats(root: Path) -> Data:
-    """Each target is a copy of its input."""
-    images = photos(root / "input", slice(NUM_FILES)).inputs
-    shutil.copytree(root / "input", root / "target")
-    shutil.rmtree(root / "all of input")
-    return Data(["data=pairs", "data.value_range=[0,1]"], images, images)
 
 
 CLASSES, IGNORED = (0, 1, 7, 200), 255  # far apart, so that a mixture is a new one
@@ -171,14 +169,15 @@ def masks(root: Path) -> Data:
     return data
 
 
-def table(root: Path, labels: Sequence[str]) -> Data:
-    """Images whose labels are in a CSV file."""
+def table(root: Path, labels: dict[str, list[float]]) -> Data:
+    """Images whose labels are in a CSV file: the cells of some in turn, and what they become."""
     data = Data(["data=table", "model=small_cnn", f"data.table={root}.csv", *PLAIN])
-    for number in range(NUM_FILES):
+    lines = ["path,label"]
+    for number, cell in zip(range(NUM_FILES), cycle(labels), strict=False):
         name = f"{number}.png"
         data.inputs[name] = save(root / name, smooth(number, 42, 44))
-        data.targets[name] = labels[number % len(labels)]
-    lines = ["path,label", *map(",".join, data.targets.items())]
+        data.targets[name] = labels[cell]
+        lines.append(f"{name},{cell}")
     Path(f"{root}.csv").write_text("\n".join(lines))
     return data
 
@@ -187,20 +186,9 @@ def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
     """The same data in shards of a few samples."""
     data = write(files := root.parent / "files" / root.name)
     packed = make_config(*data.options, *common(files)).data
-    import_module("loaders.shards").pack_shards(packed, str(root), "0.02")
+    import_module("loaders.shards").pack_shards(packed, open_index(packed), str(root), "0.02")
     data.options += options
-    data.spoil = spoil
     return data
-
-
-def spoil(index: Any, sample: int) -> None:
-    """Damage the bytes of the target of a sample, or of its image."""
-    spans = index.columns.of_sides("spans")[-1]
-    shard, start, length, _ = spans[sample].item()
-    path = index.copies.path(shard)
-    damaged = bytearray(path.read_bytes())
-    damaged[start + length - 10] ^= 1
-    path.write_bytes(damaged)
 
 
 def photos_in_shards(root: Path) -> Data:
@@ -213,6 +201,7 @@ def masks_in_windows(root: Path) -> Data:
     return sharded(root, masks, "data.shuffle=window", "data.shuffle_window=2")
 
 
+SEVERAL = {"cat;dog": [1.0, 0, 1], "dog": [0, 0, 1.0], ";": [0.0, 0, 0], "cow; cat": [1.0, 1, 0]}
 five_channels = partial(cells, channels=5, dtype="uint16")
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": partial(photos, chosen=[]),
@@ -228,15 +217,14 @@ KINDS: dict[str, Callable[[Path], Data]] = {
         rows(
             ("pairs", pairs),
             ("pairs, targets twice as large", partial(pairs, factor=2)),
-            ("pairs of all formats", pairs_of_all_formats),
             ("masks", masks),
             needs="data=pairs",
         )
     ),
     **dict(
         rows(
-            ("several labels", partial(table, labels=("cat;dog", "dog", ";", "cow; cat"))),
-            ("numbers", partial(table, labels=[f"{number}.25" for number in range(50)])),
+            ("several labels", partial(table, labels=SEVERAL)),
+            ("numbers", partial(table, labels={f"{n}.25": [n + 0.25] for n in range(50)})),
             needs="data=table",
         )
     ),
@@ -309,7 +297,9 @@ class Place:
     def assert_right(self, loader: Loader, sample: Sample) -> None:
         """Inputs and target are what the files hold in the rectangle of the row."""
         stored = self.data.targets[sample.name]
-        target = expected_target(loader, stored, sample.row)
+        factor = max(side.size_factor for side in index_in(loader).sides)
+        is_image = isinstance(stored, np.ndarray)
+        target = cut_out(stored, sample.row, factor) if is_image else torch.tensor(stored)
         expected = [cut_out(self.data.inputs[sample.name], sample.row), target]
         atol = 4.01 / 255 if sample.name.endswith("jpg") else 1e-5
         torch.testing.assert_close([*sample[2:]], expected, rtol=0, atol=atol, msg=sample.name)
@@ -322,15 +312,3 @@ def cut_out(image: np.ndarray, row: np.void, factor: int = 1) -> Tensor:
     image = image[::-1] if row["vflip"] else image
     image = image[:, ::-1] if row["hflip"] else image
     return torch.from_numpy((image if image.ndim == 2 else np.moveaxis(image, -1, 0)).copy())
-
-
-def expected_target(loader: Loader, target: Any, row: np.void) -> Tensor:
-    if isinstance(target, np.ndarray):
-        return cut_out(target, row, max(side.size_factor for side in index_in(loader).sides))
-    kind = loader.info.target.kind if loader.info.target else ""
-    if kind == "labels":
-        return torch.tensor(loader.info.classes.index(target))
-    if kind == "several labels":
-        names = target.replace(" ", "").split(";")
-        return torch.tensor([float(name in names) for name in loader.info.classes])
-    return torch.tensor([float(target)])

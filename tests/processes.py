@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,12 @@ def start_process(function: Callable[..., Any], *args: Any, **options: Any) -> F
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port below those that the system gives to connections of other programs meanwhile."""
+    while True:
+        port = 10_000 + secrets.randbelow(10_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def print_to(path: Path) -> None:
@@ -113,6 +117,13 @@ def start(
     return processes, paths
 
 
+def finish(processes: Sequence[ForkServerProcess], prints: Sequence[Path], code: int) -> str:
+    """Wait for all ranks, which end with this exit code; returns what rank 0 printed."""
+    codes, texts = join(processes), [path.read_text() for path in prints]
+    assert set(codes) == {code}, "\n".join([f"{codes}", *texts])
+    return texts[0]
+
+
 def execute(
     command: list[str],
     prints: Path,
@@ -121,10 +132,7 @@ def execute(
     code: int = 0,
 ) -> str:
     """Run what `start()` starts to its end, with this exit code; returns what rank 0 printed."""
-    processes, paths = start(command, prints, num_ranks if num_ranks > 1 else None, folder)
-    codes, texts = join(processes), [path.read_text() for path in paths]
-    assert set(codes) == {code}, "\n".join([f"{' '.join(command)}: {codes}", *texts])
-    return texts[0]
+    return finish(*start(command, prints, num_ranks if num_ranks > 1 else None, folder), code)
 
 
 def fork(
@@ -159,9 +167,7 @@ def run_to_end(*arguments: Any, **options: Any) -> tuple[list[int | None], list[
 
 def train(script: str, output_dir: Path, *overrides: str, code: int = 0, **options: Any) -> str:
     """Run what `fork()` starts to its end, with this exit code; returns what rank 0 printed."""
-    codes, texts = run_to_end(script, output_dir, *overrides, **options)
-    assert set(codes) == {code}, "\n".join([f"{script}: {codes}", *texts])
-    return texts[0]
+    return finish(*fork(script, output_dir, *overrides, **options), code)
 
 
 def without_reader(*command: str) -> tuple[int, bytes]:

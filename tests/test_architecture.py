@@ -1,12 +1,14 @@
 """Imports go down the layers and through doors, and no module acts because it was imported."""
 
 import ast
+import inspect
+import os
 import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.images import loaders_of, make_photos, photos_in
 MAY_ACT = {"conf.schema", "loaders.images.headers"}
 MEASURES_IT = "benchmarks.loop_overhead"
 """The training loop of train.py."""
-KNOW_RANKS = tuple(f"runtime.{name}" for name in ("distributed", "process_group", "fsdp", "shards"))
+KNOW_RANKS = tuple(f"runtime.{name}" for name in ("distributed", "process_group", "fsdp", "resume"))
 USE = re.compile(r"\btorch\.distributed\b(?!\.run)|from torch import .*\bdistributed\b")
 INSIDE = re.compile(r"(?:loaders|runtime)\.\w+\.\w+")
 
@@ -72,26 +74,26 @@ def layer_of(module: str) -> str:
     return max(found, key=len, default="")
 
 
-def test_a_folder_imports_only_from_rows_above_its_own() -> None:
+def test_imports_go_up_the_table_and_through_doors() -> None:
+    """No module imports a script, nor more than the door of a folder around others; only some know
+    torch.distributed: the others exchange values through the group that a script passes on."""
     assert {"conf", "models", "runtime"} <= set(LAYERS)
-    for module in CODE:
-        if layer := layer_of(module):
-            above = ["conf"] if layer == "models" else LAYERS[: LAYERS.index(layer)]
-            above += ["loaders"] * layer.startswith("loaders.")  # its commands
-            assert {*map(layer_of, imports_of(module))} <= {layer, "", *above}, module
-
-
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()  # names a circle
-
-
-def test_code_imports_no_script_and_of_a_folder_around_others_only_its_door() -> None:
     scripts = {name for name in MODULES if (REPOSITORY / f"{name}.py").exists()}
     for module in CODE:
         imports = imports_of(module)
         assert module == MEASURES_IT or not imports & scripts, module
         for imported in filter(INSIDE.fullmatch, imports & MODULES.keys()):
             assert f"{module}.".startswith(f"{imported.rpartition('.')[0]}."), (module, imported)
+        if layer := layer_of(module):
+            above = ["conf"] if layer == "models" else LAYERS[: LAYERS.index(layer)]
+            above += ["loaders"] * layer.startswith("loaders.")  # its commands
+            assert {*map(layer_of, imports)} <= {layer, "", *above}, module
+            is_used = USE.search(ast.unparse(MODULES[module]))
+            assert not is_used or module.startswith(KNOW_RANKS), module
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()  # names a circle
 
 
 def run_by_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -112,58 +114,60 @@ def test_no_module_acts_because_it_is_imported() -> None:
             assert (calls, sets) == (False, False), f"{module}: {ast.unparse(node)}"
 
 
-def test_only_its_folders_and_scripts_know_torch_distributed() -> None:
-    """Everything else exchanges values through the group that a script passes on."""
-    for module in filter(layer_of, CODE):
-        is_used = USE.search(ast.unparse(MODULES[module]))
-        assert not is_used or module.startswith(KNOW_RANKS), module
-
-
-@contextmanager
-def noted(path: Path) -> Iterator[None]:
-    """Append the files whose functions run, also in threads that start here, to a file."""
-    found: set[str] = set()
+def note_calls(path: Path) -> None:
+    """Write file and name of each function in loaders/ that is called from now on in this process,
+    of a generator when it yields."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    start = f"{REPOSITORY}/loaders/"
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        found.add(frame.f_code.co_filename)
+        code = frame.f_code
+        is_generator = bool(code.co_flags & inspect.CO_GENERATOR)
+        is_step = event == "return" and argument is not None if is_generator else event == "call"
+        if is_step and code.co_filename.startswith(start):
+            os.write(file, f"{code.co_filename.removeprefix(start)} {code.co_qualname}\n".encode())
 
     threading.setprofile(note)
     sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-        with path.open("a") as file:
-            file.writelines(f"{name}\n" for name in found)
 
 
 @dataclass
 class Noted(Dataset[Any]):
-    """A Dataset that notes what runs in it, in a worker process, too."""
+    """A Dataset that notes what is called for it in a worker process."""
 
     dataset: Any
     path: Path
 
     def __getitems__(self, rows: Any) -> Any:
-        with noted(self.path):
-            return self.dataset.__getitems__(rows)
+        if threading.getprofile() is None:
+            note_calls(self.path)
+        return self.dataset.__getitems__(rows)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_page_on_loaders_shows_the_files_that_a_batch_passes(workers: int, tmp_path) -> None:
-    """Besides those, only types of data and threads."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_passes_the_files_and_functions_that_the_page_shows(workers, tmp_path) -> None:
+    """Once each; besides them, there are types of data, threads, random numbers and augmentations.
+    Four batches of eight are planned at once."""
     photos = photos_in(make_photos(tmp_path / "photos", 40), "data.colour_jitter=[0.4,0,0]")
     options = ["data.random_crop=true", "data.hflip=0.5", f"loader.num_workers={workers}"]
-    loader: Any = loaders_of(*photos, *options, "data.resize=50", "loader.num_threads=1")[0]
-    batches, path = loader.batches, tmp_path / "files.txt"
+    options += ["data.resize=50", "data.val_count=8", "global_batch_size=8"]
+    loader: Any = loaders_of(*photos, *options)[0]
+    batches, path = loader.batches, tmp_path / "calls.txt"
     if workers:
         vars(batches)["dataset"] = Noted(batches.dataset, path)
-    with noted(path):
-        next(iter(loader))
-    passed = {*re.findall(rf"^{REPOSITORY}/loaders/(augment/|.*)", path.read_text(), re.MULTILINE)}
+    note_calls(path)
+    try:
+        assert len(list(loader)) == 4
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    calls = Counter(path.read_text().splitlines())
     page = (REPOSITORY / "docs" / "loaders.md").read_text()
-    [picture] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    shown = {*re.findall(r"(?:\w+/)+(?:\w+\.py)?|(?<!/)\b\w+\.py", picture)}
-    assert shown - passed <= {"workers.py", "backends/dali.py", "shards/source.py"}
-    assert passed - shown <= {"index.py", "batch.py", "columns.py", "targets.py", "limits.py"}
+    shown = re.findall(r"^([\w/]+\.py) +([\w.]+) +(an epoch|a batch|an image) ", page, re.MULTILINE)
+    assert len(shown) == 8
+    expected = {"an epoch": 1, "a batch": 4, "an image": 32}
+    for file, function, each in shown:
+        assert calls[f"{file} {function}"] == expected[each], function
+    passed = {call.partition(" ")[0] for call in calls} - {file for file, _, _ in shown}
+    helpers = {"order.py", "batch.py", "columns.py", "targets.py", "limits.py"}
+    assert {file for file in passed if not file.startswith("augment/")} <= helpers

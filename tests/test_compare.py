@@ -58,11 +58,7 @@ no_eval | train.py, train.py | step 2, evaluated mode | model.eval()
 """
 """Of each mistake: its script, the one without it, and texts of the difference and its cause, if
 one phrase says it."""
-MORE = {
-    "batch_norm": [],
-    "buffers": [],
-    "unscale": [PLAIN, HALF],
-}
+MORE = {"batch_norm": [], "buffers": [], "unscale": [PLAIN, HALF]}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def test_a_value_out_of_its_range_is_named() -> None:
         check_batch_size(63, world_size=2)
     with refused("world_size=2 times accumulate_steps=8; use 16"):
         check_batch_size(8, world_size=2, accumulate_steps=8)
+    with refused("divisible by accumulate_steps=3; use 6 or 9"):
+        check_batch_size(8, world_size=1, accumulate_steps=3)
 
 
 @pytest.mark.parametrize("root", ["http://bobby:s3cret@host/p", "https://host/p?sig=s3cret"])
@@ -87,22 +90,15 @@ def test_a_file_stays_as_it_was_on_a_full_disk_and_when_its_writer_is_killed(tmp
     path.write_text("old")
     with pytest.raises(OSError) as error, write_atomically(path):  # noqa: PT011
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert str(path) in str(explain(error.value))
+    assert re.search(rf"{path}: No space .*\(\w+\.py:\d+\)", str(explain(error.value)))
     assert list(tmp_path.iterdir()) == [path]
     assert join([start_process(replace_and_be_killed, path)]) == [-signal.SIGKILL]
     assert path.read_text() == "old"
-    with write_atomically(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_of_two_that_write_a_file_at_once_the_last_one_writes_it_whole(tmp_path: Path) -> None:
-    path = tmp_path / "p.csv"
-    with pytest.raises(OSError, match="No such file"), write_atomically(path) as first:
-        first.write_text("one")
-        with write_atomically(path) as second:
-            second.write_text("two")
+    # Of two that write at once, the last one writes it whole.
+    with pytest.raises(OSError, match="No such file"), write_atomically(path) as temporary:
+        temporary.write_text("one")
+        with write_atomically(path) as other:
+            other.write_text("two")
     assert path.read_text() == "two"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -151,14 +147,6 @@ def test_an_own_file_is_found_and_told_what_it_lacks(tmp_path, monkeypatch) -> N
     for name, shown in (wrong | {"pretrained": "small_cnn"}).items():
         with refused(f"model.name={name}", shown):
             find("models", name, "model.name")
-
-
-def test_a_path_that_cannot_be_used_is_told_with_the_line_that_uses_it(tmp_path) -> None:
-    with pytest.raises(OSError) as error:  # noqa: PT011
-        (tmp_path / "none").read_text()
-    said = str(explain(error.value))
-    assert str(tmp_path / "none") in said
-    assert "test_config.py:" in said
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The entry points, started as a user starts them."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from torch import nn
 
 from runtime.distributed import convert_sync_batchnorm, local_rank, visible_gpus
 from runtime.process_group import run_stamp
-from runtime.setup import setup
-from tests.helpers import folder_with, has_ranks, make_config, refused
+from tests.helpers import folder_with, make_config, refused
 from tests.images import small_digits
-from tests.processes import execute, train
+from tests.processes import execute, train, without_reader
 from tests.results import (
     checkpoint_of,
     events_of,
@@ -43,49 +43,6 @@ def plain(data, tmp_path_factory) -> Path:
     return run
 
 
-@pytest.mark.parametrize(
-    ("script", "loader"),
-    [
-        ("train.py", "loader=pytorch"),
-        ("train_ddp.py", "loader=dali"),
-        ("train_fsdp.py", "loader=synthetic"),
-        ("train_amp.py", "loader=dali"),
-    ],
-)
-def test_entry_points_run_with_each_loader(script: str, loader: str, data, tmp_path) -> None:
-    output, precision = tmp_path / "run", "bfloat16" if "amp" in script else "float32"
-    options = [*data, "log.images=0", "max_steps=2", "data.crop=16", loader]
-    printed = train(script, output, *options, "amp.dtype=bfloat16")
-    assert f"logs and checkpoints: {output}" in printed
-    assert "best by val/top1: val/loss " in printed
-    assert "inputs: 16x16, 3 channels" in printed
-    assert f"; {precision} on cpu" in printed
-    names = {path.name for path in output.glob("[!.e]*")}  # without events.*
-    assert names == {"checkpoints", "config.yaml", "run.json", "summary.json", "train.log"}
-    assert events_of(output).Tags()["images"] == []
-    assert [step for step, _ in scalars_of(output, "train/grad_norm")] == [2]  # no log point before
-    summary = summary_of(output)
-    assert (summary["script"], summary["world_size"]) == (script, 1 + has_ranks(script))
-    assert (summary["steps"], summary["precision"]) == (2, precision)
-    seconds = summary["seconds"]
-    parts = {"start_up", "other", "first_step", "data_wait", "compute", "validation", "saving"}
-    assert seconds.keys() == parts
-    if "synthetic" not in loader:
-        for name, value in validated(published(output), options).items():
-            assert summary[name] == pytest.approx(value, rel=0.02, abs=0.01), name
-
-
-def test_a_compiled_model_trains_like_the_plain_one(data, plain, tmp_path) -> None:
-    """By a backend that needs no compiler; the names of the weights are the same."""
-    backend = "functools.partial(torch.compile, backend='aot_eager')"
-    imports = f"import functools\nimport torch\ntorch.compile = {backend}\n\n"
-    compiled, options = tmp_path / "run", [*data, *TWENTY_STEPS, "model.compile=true"]
-    train("train_ddp.py", compiled, *options, edits=[("import hydra\n", imports)])
-    losses = values_of(plain, "train/loss")
-    assert values_of(compiled, "train/loss") == pytest.approx(losses, abs=1e-4)
-    assert weights_differ_by(compiled, plain) < 1e-3
-
-
 def test_with_more_epochs_a_run_goes_on_as_if_it_had_had_them(data, tmp_path) -> None:
     options = [*data, "log.images=0", "log.every_steps=1", "resume=auto"]
     for name, epochs in [("whole", 3), ("run", 2), ("run", 3)]:
@@ -93,11 +50,23 @@ def test_with_more_epochs_a_run_goes_on_as_if_it_had_had_them(data, tmp_path) ->
     rates = values_of(tmp_path / "whole", "train/lr")
     assert len(rates) == 33
     assert values_of(tmp_path / "run", "train/lr")[22:] == rates[22:]
+    assert events_of(tmp_path / "whole").Tags()["images"] == []
 
 
-def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch_its_means(
-    plain,
-) -> None:
+def test_a_run_leaves_every_promised_file_tag_and_value(data, plain) -> None:
+    names = {path.name for path in plain.glob("[!.e]*")}  # without events.*
+    assert names == {"checkpoints", "config.yaml", "run.json", "summary.json", "train.log"}
+    summary, log = summary_of(plain), (plain / "train.log").read_text()
+    begin = ["inputs: 20x20, 3 channels", "; float32 on cpu"]
+    for shown in [*begin, "best by val/top1: val/loss ", f"logs and checkpoints: {plain}"]:
+        assert shown in log
+    values = (summary["steps"], summary["script"], summary["world_size"], summary["precision"])
+    assert values == (20, "train.py", 1, "float32")
+    parts = {"start_up", "other", "first_step", "data_wait", "compute", "validation", "saving"}
+    assert summary["seconds"].keys() == parts
+    for name, value in validated(published(plain), [*data, *TWENTY_STEPS]).items():
+        assert summary["best"][name] == pytest.approx(value, rel=1e-4), name
+
     # Of speeds, the first step does not count.
     speeds, validations = ["perf/images_per_s", "perf/data_wait_share"], ["val/loss", "val/top1"]
     for tags, expected in [
@@ -109,7 +78,6 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
             assert [step for step, _ in scalars_of(plain, tag)] == expected, tag
     images = ["train/inputs", "val/predictions", "val/confusion"]
     assert events_of(plain).Tags()["images"] == images
-
     contents = events_of(plain).PluginTagToContent("hparams")  # its table of runs
     for setting in ("script", "train.py", "world_size", "precision", "float32", "max_steps"):
         assert setting.encode() in contents["_hparams_/session_start_info"]
@@ -117,10 +85,9 @@ def test_tensorboard_has_every_promised_tag_and_setting_and_the_line_of_an_epoch
 
     mean_loss = sum(values_of(plain, "train/loss")[11:]) / 9
     assert scalars_of(plain, "train/epoch_loss")[-1] == (20, pytest.approx(mean_loss))
-    values = {name: summary_of(plain)[name] for name in validations}
-    listed = [f"{name} {x:.4f}" for name, x in {"train/epoch_loss": mean_loss, **values}.items()]
-    log = (plain / "train.log").read_text()
-    assert next(x for x in log.splitlines() if "epoch 2 of" in x).endswith(", ".join(listed))
+    metrics = {"train/epoch_loss": mean_loss, **{name: summary[name] for name in validations}}
+    listed = ", ".join(f"{name} {x:.4f}" for name, x in metrics.items())
+    assert next(x for x in log.splitlines() if "epoch 2 of" in x).endswith(listed)
 
 
 def test_clipping_bounds_the_step_and_the_logged_norm_is_the_true_one(data, plain, tmp_path):
@@ -158,22 +125,16 @@ def test_a_script_of_several_processes_also_runs_as_one(script: str, data, plain
     assert weights_differ_by(run, plain) == 0
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK is not set"),
-        ({"SLURM_NTASKS": "8"}, "SLURM_NTASKS=8, but RANK is not set"),
-        ({"RANK": "0"}, "RANK is set, but LOCAL_RANK is not"),
-    ],
-)
-def test_processes_of_another_launcher_are_not_as_many_runs(
-    variables, message, monkeypatch
-) -> None:
+def test_processes_of_another_launcher_are_not_as_many_runs(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "")
     assert local_rank() == 0
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with refused(message, "start it with torchrun"):
+    for name in ("SLURM_NTASKS", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "8")
+        with refused(f"{name}=8, but RANK is not set", "start it with torchrun"):
+            local_rank()
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("RANK", "0")
+    with refused("RANK is set, but LOCAL_RANK is not", "start it with torchrun"):
         local_rank()
 
 
@@ -191,17 +152,14 @@ def test_sync_batchnorm_is_a_choice(wanted: bool) -> None:
     assert isinstance(converted.get_submodule("1"), nn.SyncBatchNorm) == wanted
 
 
+def test_help_ends_silently_where_nobody_reads_on() -> None:
+    assert without_reader("train.py", "--help") == (-signal.SIGPIPE, b"")
+
+
 def test_data_parallel_gathers_on_the_configured_gpu(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert visible_gpus(make_config(), torch.device("cuda", 1)) == [1, 0, 2]
-
-
-def test_torchrun_does_not_start_a_script_for_one_process_twice(monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with refused("torchrun has started 2; start it with python"):
-        setup(make_config())
 
 
 def test_multirun_gives_each_job_a_folder_and_a_process_group(data, tmp_path) -> None:
@@ -211,5 +169,7 @@ def test_multirun_gives_each_job_a_folder_and_a_process_group(data, tmp_path) ->
     (sweep,) = (folder / "outputs" / "train_ddp").iterdir()
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
     assert weights_differ_by(sweep / "0", sweep / "1") > 0
+    start_ups = [summary_of(sweep / job)["seconds"]["start_up"] for job in "01"]
+    assert start_ups[1] < start_ups[0]  # that of the process is the first job's
     for job in "01":
         assert (sweep / job / "train.log").read_text().count("small_cnn(") == 1

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from loaders.backends import build_loaders
+from loaders import build_loaders
 from models import build_model
 from runtime import build_optimizer
 from runtime.setup import resolve_device
@@ -181,9 +181,7 @@ def run(
         ("train_recompute.py", "dali", "photos"),
     ],
 )
-def test_no_step_waits_for_the_device(
-    script: str, loader: str, name: str, device: str, data: Path, tmp_path: Path
-) -> None:
+def test_no_step_waits_for_the_device(script, loader, name, device, data, tmp_path) -> None:
     """But the first two of the run, those of log points and the first of an epoch, of five."""
     mode = "'error' if step > 2 and step % 5 > 1 else 'default'"
     lines = "from torch import cuda", f"cuda.set_sync_debug_mode({mode})"
@@ -259,9 +257,7 @@ FILL = """
 
 @on_cuda
 @pytest.mark.parametrize("script", ["train_accumulate.py", "train_ddp_accumulate.py"])
-def test_a_full_card_takes_smaller_parts_to_the_same_bits(
-    script: str, device: str, tmp_path
-) -> None:
+def test_a_full_card_takes_smaller_parts_to_the_same_bits(script, device, tmp_path) -> None:
     """Validation, whose batches are whole, has the memory back."""
     edits = [("    # your own: loggers, callbacks\n", FILL)]
     edits += [("        # validation\n", "        ballast = None\n\n")]

@@ -10,15 +10,19 @@ from conf.check import keys_of
 from conf.errors import UserError
 from conf.schema import Config
 from loaders import build_loaders
+from loaders.layouts import open_index
 from loaders.targets import describe_target
 from tests.helpers import make_config
 from tests.images import reading
 from tests.kinds import COPIES, KINDS, OTHERS
+from tests.rows import rows
 
 LOADERS = {"pytorch": [], "synthetic": ["loader=synthetic"], **OTHERS}
+SHARDS = rows("loaders.shards")
 LAYOUTS = {"photos", "cells of 16 bits", "pairs", "masks", "several labels"} & KINDS.keys()
 CASES = [(kind, "pytorch") for kind in sorted(LAYOUTS)]
 CASES += [("photos that DALI reads", way) for way in LOADERS | COPIES if way != "pytorch"]
+CASES += [("several labels", way) for way in SHARDS if "several labels" in KINDS]
 
 # Another value of each key than its default and those of the presets.
 VALUES = {
@@ -38,6 +42,10 @@ VALUES = {
     **{"loader.prefetch_queue_depth": "3", "loader.hw_decoder_load": "0.5"},
 }
 """All keys but those of speed, of what is kept, and of files that are broken, huge or turned."""
+WITHOUT_EFFECT = {
+    "dali": {"loader.prefetch_queue_depth", "loader.hw_decoder_load"},  # but on speed
+    "loaders.shards": {"data.table", "data.path_column"},  # the table is not read again
+}
 
 
 def facts_of(options: list[str]) -> list[Any]:
@@ -53,14 +61,19 @@ def facts_of(options: list[str]) -> list[Any]:
 def test_each_key_changes_what_is_read_or_is_refused(kind: str, way: str, tmp_path) -> None:
     root = tmp_path / "data"
     options = [*KINDS[kind](root).options, *reading(root), "data.crop=[20,24]"]
-    options += ["global_batch_size=4", *(LOADERS | COPIES)[way]]
+    options += ["global_batch_size=4"]
     if way in COPIES:
         import_module("loaders.pack").pack(make_config(*options).data, tmp_path / "pack")
-        options += [f"loader.pack={tmp_path / 'pack'}"]
+        options += [*COPIES[way], f"loader.pack={tmp_path / 'pack'}"]
+    elif way in SHARDS:
+        data = make_config(*options).data
+        import_module(way).pack_shards(data, open_index(data), str(tmp_path / "shards"), "0.02")
+        options += [f"data.root={tmp_path / 'shards'}"]
+    else:
+        options += LOADERS[way]
     plain = facts_of(options)
     assert facts_of(options) == plain
     assert VALUES.keys() <= {key for key, *_ in keys_of(Config())}
-    of_speed = {"loader.prefetch_queue_depth", "loader.hw_decoder_load"} if way == "dali" else set()
     do_nothing = []
     for key, value in VALUES.items():
         if key == "data.random_crop":
@@ -71,4 +84,4 @@ def test_each_key_changes_what_is_read_or_is_refused(kind: str, way: str, tmp_pa
             facts = [str(error)] if key in str(error) else plain
         if facts == plain:
             do_nothing.append(key)
-    assert set(do_nothing) <= of_speed
+    assert set(do_nothing) <= WITHOUT_EFFECT.get(way, set())

@@ -1,12 +1,12 @@
 """A resumed run continues the same log, and goes on without a logger that fails; traces."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.loggers import Loggers
+from conf.names import find
+from runtime.loggers import Logger
 from tests.helpers import has_ranks
 from tests.processes import train
 from tests.results import scalars_of, summary_of, trace_of
@@ -16,13 +16,14 @@ SMALL = ["loader=synthetic", "model.kwargs.width=2", "data.crop=[8,8]", "global_
 SMALL += ["log.every_steps=1", "optimizer.warmup_epochs=0"]
 
 
-def write_log(loggers: Loggers, *parts: range) -> None:
-    """Write a log in parts, as after a resume."""
-    for steps in parts:
-        loggers.open({"global_batch_size": 8}, steps[0] - 1)
-        for step in steps:
-            loggers.log({"train/loss": 1 / step}, step)
-        loggers.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
+def write_log(name: str, run: Path, steps: range) -> Logger:
+    """Write a log of these steps."""
+    new = find("runtime.loggers", name, "log.to", "{}Logger")
+    logger: Logger = new(run, {"global_batch_size": 8}, steps[0] - 1)
+    for step in steps:
+        logger.log({"train/loss": 1 / step}, step)
+    logger.log({"val/loss": 0.5, "val/predictions": torch.rand(2, 3, 8, 8)}, steps[-1])
+    return logger
 
 
 def rows_of_losses(*steps: int) -> list[str]:
@@ -33,8 +34,8 @@ def test_csv_has_one_row_per_number_and_step_and_none_that_was_cut(tmp_path: Pat
     """All is in the files at once, as if the process were killed next."""
     path = tmp_path / "metrics.csv"
     path.write_text("\n".join([*rows_of_losses(1, 2, 3), "3,"]))  # the process was killed
-    loggers = Loggers(["csv", "tensorboard"], tmp_path)
-    write_log(loggers, range(3, 6))
+    for name in ("csv", "tensorboard"):
+        write_log(name, tmp_path, range(3, 6))
     assert [step for step, _ in scalars_of(tmp_path, "val/loss")] == [5]
     assert path.read_text().splitlines() == [*rows_of_losses(1, 2, 3, 4, 5), "5,val/loss,0.5"]
 
@@ -96,40 +97,3 @@ def test_each_rank_writes_a_trace_of_the_steps_that_are_asked_for(script, tmp_pa
     train("train.py", run, *options, *more)
     assert num_steps(run) == 2
     assert "[memory]" in trace_of(run)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a log in two parts, whose ids are empty at first, as when a process is killed."""
-    run = tmp_path_factory.mktemp("loggers") / "run"
-    run.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_MODE", "offline")
-        patch.chdir(run.parent)  # for MLflow's images
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}.db")
-        names = [name for name in ("mlflow", "wandb") if find_spec(name)]
-        for name in names:
-            (run / f"{name}_id").touch()
-        for steps in (range(1, 4), range(3, 6)):  # step 3 again, as after a resume at step 2
-            loggers = Loggers(names, run)
-            write_log(loggers, steps)
-            loggers.close()
-    return run
-
-
-def test_mlflow_has_one_run(run: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    client = mlflow.MlflowClient(f"sqlite:///{run}.db")
-    [logged] = client.search_runs(["0"])
-    assert logged.info.status == "FINISHED"
-    steps = [point.step for point in client.get_metric_history(logged.info.run_id, "train/loss")]
-    assert sorted(set(steps)) == [1, 2, 3, 4, 5]
-    assert logged.data.params["global_batch_size"] == "8"
-    assert client.list_artifacts(logged.info.run_id)
-
-
-def test_wandb_has_one_run(run: Path) -> None:
-    pytest.importorskip("wandb")
-    name = (run / "wandb_id").read_text()
-    files = [path.name for path in run.glob("wandb/offline-run-*/*.wandb")]
-    assert files == [f"run-{name}.wandb"] * 2

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from loaders.check import check
-from loaders.open_index import open_index
+from loaders.layouts import open_index
 from tests.helpers import make_config, refused
 from tests.images import PLAIN, index_of, loaders_of, paths_in, reading, save, save_tiff, turned
 
@@ -55,14 +57,21 @@ def test_wrong_masks_are_named_at_start(masks: dict, overrides, shown, tmp_path:
         index_of(*options_of(tmp_path / "data", {"b.png": filled(1)} | masks), *overrides)
 
 
-def test_a_class_of_the_test_split_alone_is_refused_with_the_number_of_classes(
-    tmp_path: Path,
-) -> None:
+def test_a_class_of_the_test_split_alone_is_refused(tmp_path: Path) -> None:
     for split, highest in (("train", 2), ("val", 2), ("test", 3)):
         options_of(tmp_path / "data" / split, {"a.png": filled(1), "b.png": filled(highest)})
     cfg = make_config("data=masks", *reading(tmp_path / "data"))
     with refused("1 of 6 masks", "test/masks/b.png", "data.num_classes (now 3)"):
         open_index(cfg.data, ("train", "test"))
+
+
+def test_masks_are_resized_to_the_nearest_pixels(places) -> None:
+    place, size = places("masks"), (30, 131)
+    resized = [f"data.resize=[{size[0]},{size[1]}]", "data.crop=null"]
+    for name, _, _, found in place.epoch("threads", None, *resized):
+        stored = torch.from_numpy(place.data.targets[name])[None, None].double()
+        expected = interpolate(stored, size, mode="nearest-exact")
+        assert torch.equal(found.double(), expected[0, 0])
 
 
 def test_pixels_of_each_class_are_counted_for_the_weights_of_the_loss(tmp_path: Path) -> None:
@@ -89,24 +98,15 @@ def test_masks_of_any_integers_hold_their_indices(dtype: str, tmp_path: Path) ->
             assert index.read(sample, 1)[..., 0].tolist() == masks[name].tolist()
 
 
-def turned_photo(orientation: int, upright: np.ndarray) -> Image.Image:
-    """What a camera stores that was held so."""
-    undone = {6: Image.Transpose.ROTATE_90, 3: Image.Transpose.ROTATE_180}
-    return Image.fromarray(upright).transpose(undone[orientation])
-
-
-@pytest.mark.parametrize(("orientation", "width"), [(6, 10), (6, 8), (3, 10)])
-def test_a_photo_that_is_turned_beside_a_mask_that_is_not_is_refused(
-    orientation: int, width: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("orientation", "turns", "width"), [(6, 1, 10), (6, 1, 8), (3, 2, 10)])
+def test_a_photo_turned_beside_a_mask_is_refused(orientation, turns, width, tmp_path) -> None:
     """Unless data.exif says whether the masks fit the upright photos or the stored ones."""
     root, exif = tmp_path / "data", turned(orientation)
     upright = np.random.default_rng(0).integers(0, 3, (8, width), np.uint8)
-    stored = turned_photo(orientation, upright)
+    stored = np.rot90(upright, turns)
     options = ["data=masks", "data.val_count=1", *PLAIN, "data.crop=null", *reading(root)]
     for name in "ab":
-        photo = turned_photo(orientation, np.repeat(upright[..., None], 3, axis=2))
-        save(root / "images" / f"{name}.png", photo, exif=exif)
+        save(root / "images" / f"{name}.png", np.dstack([stored] * 3), exif=exif)
         save(root / "masks" / f"{name}.png", upright)
     with refused("2 of 2", "a.png, ", "data.exif=true", "data.exif=false"):
         index_of(*options)

@@ -78,7 +78,6 @@ def test_any_class_of_torch_gets_its_arguments(options: str, name: str, expected
         ("optimizer=sgd optimizer.kwargs.momentum=-1", "momentum': -1"),
         ("+optimizer.kwargs.momentum=1", "argument 'momentum'"),
         ("+optimizer.kwargs.lr=1", "multiple values"),
-        ("+optimizer.kwargs.weight_decay=1", "multiple values"),
         ("optimizer.name=rprop", "optimizer.weight_decay=0.01"),
     ],
 )

@@ -1,6 +1,7 @@
 """Ordinary Datasets and own loaders are as exact as images, for any workers, ranks, first batch."""
 
 import itertools
+import pickle
 import random
 import shutil
 import traceback
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
+import loaders.layouts
 from loaders import build_loaders
 from loaders.batch import tensors_of
 from loaders.index import BadFileError
@@ -92,9 +94,7 @@ def states() -> str:
     return str((random.getstate(), np.random.get_state(), torch.get_rng_state().tolist()))
 
 
-def test_workers_ranks_and_a_resume_change_no_bit_and_each_epoch_has_each_sample_once(
-    loaders_of: Any,
-) -> None:
+def test_each_epoch_has_each_sample_once_for_any_workers_ranks_and_resumes(loaders_of) -> None:
     """The generators of the training process are left alone."""
     before, (train_loader, val_loader) = states(), loaders_of()
     whole = items_of(train_loader)
@@ -135,8 +135,14 @@ def test_bad_samples_are_replaced_by_the_next_ones(loaders_of: Any) -> None:
     assert sorted(val_numbers) == [n for n in range(13) if n not in BAD]
     with refused("sample ", "it is broken"):
         items_of(loaders_of("loader.num_workers=1", of=(BROKEN[0], PHOTOS[1]))[0])
-    with refused("digits/val", "13 samples", "it is broken"):
+    with refused("digits/val", "13 bad samples", "it is broken"):
         loaders_of("data.on_error=skip", of=(PHOTOS[0], Photos([None] * 13)))
+
+
+def test_workers_get_no_targets(loaders_of: Any) -> None:
+    target = Target("labels", np.zeros(10**6, np.int64), ("a", "b"))
+    loader, _ = loaders_of(target=target)
+    assert len(pickle.dumps(loader.batches.dataset)) < 10**5
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -192,8 +198,10 @@ MISTAKES: list[Any] = [
 
 
 def test_numbers_that_float32_merges_are_refused(loaders_of: Any) -> None:
-    with refused("time", "1600000000"):
-        loaders_of(target=Target("numbers", 1.6e9 + np.arange(9), ("time",)))
+    for values in (1.6e9 + np.arange(9), 1.6e9 + np.arange(9)[:, None]):
+        with refused("time", "1600000000"):
+            loaders_of(target=Target("numbers", values, ("time",)))
+    loaders_of(target=Target("numbers", names=("time",)))  # and no values are known
 
 
 @pytest.mark.parametrize(("override", "data", "shown"), MISTAKES)
@@ -205,6 +213,14 @@ def test_mistakes_are_refused(override: str, data: Any, shown, loaders_of: Any) 
     good = Items([(IMAGE, 0)] * 9)
     counts = loaders_of(of=(good, good), target=LABELS)[0].info.class_counts()
     assert counts.tolist() == [3, 6]
+
+
+def test_data_that_stream_have_no_index(monkeypatch) -> None:
+    """Which loaders.check, loaders.pack and predict.py split=test would read."""
+    paths = [*loaders.layouts.__path__, str(REPOSITORY / "examples")]
+    monkeypatch.setattr(loaders.layouts, "__path__", paths)
+    with refused("data.layout=stream", "loaders.check"):
+        loaders.layouts.open_index(make_config("data.layout=stream").data)
 
 
 def test_runs_with_the_loader_of_the_example_continue_in_mid_epoch_on_any_ranks(tmp_path) -> None:

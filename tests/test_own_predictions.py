@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import export
 from loaders.batch import part
+from loaders.index import BadFileError
 from loaders.own_data import OwnData
-from loaders.predict import build_test_loader
+from loaders.predict import build_new_loader, build_test_loader
 from tasks import Task
 from tests.helpers import REPOSITORY, make_config, refused
 from tests.processes import execute, train
@@ -21,9 +23,7 @@ FILES = {"torch": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safet
 
 
 @pytest.mark.slow
-def test_new_samples_are_predicted_and_exported_models_take_inputs_as_the_dataset_gives_them(
-    tmp_path,
-) -> None:
+def test_new_samples_are_predicted_and_exported_models_take_inputs_of_the_dataset(tmp_path) -> None:
     """The new samples here are those of the validation split."""
     run, new = tmp_path / "run", FILE
     train("train.py", run, "data=own", "data.name=digits", "max_steps=3", "log.images=0")
@@ -50,7 +50,7 @@ def test_inputs_of_any_nesting_are_exported(form: str, tmp_path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(3, 2)
+            self.layer = self.same = nn.Linear(3, 2)
 
         def forward(self, inputs: Any) -> Tensor:
             return self.layer(inputs["left"] + 2 * inputs["right"][0])
@@ -59,9 +59,11 @@ def test_inputs_of_any_nesting_are_exported(form: str, tmp_path) -> None:
         pytest.importorskip("onnxscript")
     given = {"left": torch.rand(5, 3), "right": (torch.rand(5, 3),)}
     exported = export.Exported(Model(), Task(make_config(), None)).eval()  # type: ignore[arg-type]
-    compute = export.FORMATS[form](exported, given, {}, tmp_path / FILES[form])
+    compute = export.FORMATS[form](exported, given, {}, file := tmp_path / FILES[form])
     torch.testing.assert_close(compute(given), exported(given))
     torch.testing.assert_close(compute(part(given, 0, 1)), exported(given)[:1])
+    if form == "safetensors":  # of layers that share weights, each has them
+        assert len(load_file(file)) == 4
 
 
 def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
@@ -72,3 +74,15 @@ def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
     monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(items))
     test = build_test_loader(cfg, None, torch.device("cpu"))
     assert torch.equal(torch.cat([labels for _, labels in test]), torch.arange(9) % 3)
+
+
+def test_new_samples_are_reported_if_all_are_bad(monkeypatch) -> None:
+    class Broken(list[int]):
+        def __getitem__(self, number: Any) -> Any:
+            raise BadFileError("it is broken")
+
+    monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(Broken(range(9))))
+    cfg = make_config("data=own", "data.name=digits")
+    loader, _ = build_new_loader(cfg, None, 1, torch.device("cpu"))
+    assert [*loader] == []
+    assert [*loader.bad] == [*range(9)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from loaders.index import BadFileError
+from loaders.layouts import open_index
 from loaders.pack import pack
 from tests.helpers import make_config, refused
 from tests.images import index_of, loaders_of, make_photos, paths_in, photos_in, rot
@@ -20,7 +21,8 @@ def options_for(root: Path, *more: str) -> list[str]:
     return photos_in(root, "data.val_count=4", "data.crop=[24,24]", *more)
 
 
-def test_a_pack_is_whole_or_refused_and_so_are_other_settings_and_data(tmp_path: Path) -> None:
+def test_a_pack_is_whole_or_refused_and_so_is_one_of_other_data(tmp_path: Path) -> None:
+    """test_keys.py has that of other settings."""
     root, out = make_photos(tmp_path / "photos", 12), tmp_path / "out"
     options = options_for(root, "loader=packed", f"loader.pack={out}")
     fitting, other, huge = ([*options, f"data.resize={x}"] for x in (40, 48, "[5000000,5000000]"))
@@ -34,21 +36,21 @@ def test_a_pack_is_whole_or_refused_and_so_are_other_settings_and_data(tmp_path:
     with refused("is missing", "loaders.pack"):
         loaders_of(*fitting)
     shutil.copy2(content, last)
+    (out / ".train.tmp" / "killed").mkdir(parents=True)
     pack(make_config(*fitting).data, out)
+    assert sorted(path.name for path in out.iterdir()) == ["train", "val"]
     sizes = np.load(out / "train/sizes.npy")
     assert len(sizes) == len(index_of(*fitting)[0])
     assert len(np.load(out / "train/pixels-0.npy")) == 3 * sizes.prod(axis=1).sum()
-    with refused("data.resize=48 (there: 40)"):
-        loaders_of(*other)
     with refused("out=DIR"):
         pack(make_config(*other).data, out)
-    with refused("data.fold=1 (there: None)"):
-        loaders_of(*fitting, "data.val_count=null", "data.fold=1")
     next(root.glob("a/*")).unlink()
     with refused("other files"):
         loaders_of(*fitting)
     shutil.rmtree(root)
     loaders_of(*fitting)
+    with refused("data.leave_out=bad.txt", "the pack"):
+        loaders_of(*fitting, "data.leave_out=bad.txt")
 
 
 class Harmful:
@@ -67,36 +69,18 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def stored_in(folder: Path, options: list[str], form: str) -> list[str]:
-    """Store the data as a pack or in shards, in a folder; returns the overrides that read them."""
-    data = make_config(*options).data
-    if form == "loaders.shards":
-        import_module("loaders.shards").pack_shards(data, str(folder / "stored"), "0.02")
-        return [*options, f"data.root={folder / 'stored'}"]
-    pack(data, folder / "stored")
-    return [*options, "loader=packed", f"loader.pack={folder / 'stored'}"]
-
-
-@pytest.mark.parametrize("form", rows("a pack", "loaders.shards", needs="data=table"))
-def test_what_is_stored_of_a_table_with_other_columns_is_refused(form: str, tmp_path: Path) -> None:
-    root, table = make_photos(tmp_path / "photos", 9), tmp_path / "labels.csv"
-    files = [path.relative_to(root) for path in root.glob("*/*")]
-    table.write_text("\n".join(["path,one,two", *(f"{file},{file},{file}" for file in files)]))
-    options = options_for(root, "data=table", f"data.table={table}", "data.label_columns=[one]")
-    stored = stored_in(tmp_path, options, form)
-    loaders_of(*stored)
-    with refused("data.label_columns=['two'] (there: ['one'])"):
-        loaders_of(*stored, "data.label_columns=[two]")
-
-
-DESCRIPTIONS = [("a pack", "train/index.json"), *rows(("loaders.shards", "shards.json"))]
-
-
-@pytest.mark.parametrize(("form", "name"), DESCRIPTIONS)
-def test_a_missing_or_damaged_file_or_another_version_is_named(form, name, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["a pack", *rows("loaders.shards")])
+def test_a_missing_or_damaged_file_or_another_version_is_named(form: str, tmp_path: Path) -> None:
     """Of a pack, or of shards; and nothing that is read is a pickle."""
     photos, stored = make_photos(tmp_path / "photos", 9), tmp_path / "stored"
-    options = stored_in(tmp_path, options_for(photos, "data.resize=30"), form)
+    options = options_for(photos, "data.resize=30")
+    data, name = make_config(*options).data, "train/index.json"
+    if form == "loaders.shards":
+        import_module(form).pack_shards(data, open_index(data), str(stored), "0.02")
+        options, name = [*options, f"data.root={stored}"], "shards.json"
+    else:
+        pack(data, stored)
+        options += ["loader=packed", f"loader.pack={stored}"]
     paths = [path for path in stored.rglob("*.*") if path.suffix[:3] in (".np", ".js")]
     assert len(paths) >= 3
     damages: list[Callable[[Path], None]] = [Path.unlink, cut_short, pickled]

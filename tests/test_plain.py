@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from tests.helpers import REPOSITORY, replace
-from tests.processes import join, signal_handlers_restored, start, start_process
+from tests.processes import join, start, start_process
 from tests.results import assert_same
 
 FOLDER = REPOSITORY / "plain"
@@ -133,9 +133,8 @@ def test_two_ranks_compute_what_one_process_computes(options, tmp_path) -> None:
     """Without dropout, and without BatchNorm: on a CPU it looks at the share of a rank. In float64,
     as AdamW magnifies the rounding of float32 in weights with small gradients."""
     alike = "    import functools\n    torch.set_default_dtype(torch.float64)\n"
-    alike += (
-        "    nn.BatchNorm2d = functools.partial(nn.GroupNorm, 4)\n    nn.Dropout = nn.Identity\n"
-    )
+    alike += "    nn.BatchNorm2d = functools.partial(nn.GroupNorm, 4)\n"
+    alike += "    nn.Dropout = nn.Identity\n"
     results = []
     for script in (ONE, DDP):
         codes, text = run(script, tmp_path / script, *options, edits=[(BEGIN, alike)])
@@ -172,17 +171,13 @@ def piece(name: str) -> Any:
     return FunctionType(inspect.unwrap(names[name]).__code__, imports)
 
 
-def test_pieces_need_the_imports_of_their_file_and_nothing_else(tmp_path) -> None:
-    """What they do, the runs above show."""
+def use_pieces(rank: int, folder: Path) -> None:
+    place = f"file://{folder / 'place'}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    assert piece("remember_signals")() == []
     batches = piece("batches_of")(epoch=3, seed=1, num_samples=26, batch_size=4)
     assert len(set(torch.cat(batches).tolist())) == 24
-    piece("save")({"step": 1}, tmp_path / "new" / "last.pt")
-    with signal_handlers_restored():
-        assert piece("remember_signals")() == []
-
-
-def evaluate_in_ranks(rank: int, place: str) -> None:
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    piece("save")({"step": 1}, folder / str(rank) / "last.pt")
     model = nn.BatchNorm1d(3, affine=False, eps=0)
     assert model.running_mean is not None
     model.running_mean.fill_(float(rank))
@@ -194,6 +189,5 @@ def evaluate_in_ranks(rank: int, place: str) -> None:
     dist.destroy_process_group()
 
 
-def test_pieces_buffers_and_sums_of_metrics_on_two_ranks(tmp_path) -> None:
-    place = f"file://{tmp_path / 'place'}"
-    assert join([start_process(evaluate_in_ranks, rank, place) for rank in (0, 1)]) == [0, 0]
+def test_pieces_need_the_imports_of_their_file_and_nothing_else(tmp_path) -> None:
+    assert join([start_process(use_pieces, rank, tmp_path) for rank in (0, 1)]) == [0, 0]

@@ -8,26 +8,26 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from conf.errors import UserError
 from loaders import build_loaders
 from models.pretrained import read_weights
-from runtime import Run, build_optimizer, preemption
+from runtime import Run, build_optimizer, preemption, run_main
+from runtime.evaluate import Progress
 from runtime.process_group import ProcessGroup
-from runtime.progress import Progress
-from runtime.setup import resolve_device, set_numerics, setup
 from tasks import build_task
-from tests.helpers import make_config, refused
+from tests.helpers import make_config
 from tests.processes import signal_handlers_restored
+from tests.results import summary_of
 
 ZERO = torch.zeros(())
 
@@ -36,14 +36,14 @@ class FirstOfTwo(ProcessGroup):
     """Its answers come a step late."""
 
     world_size = 2
-    flags: Sequence[bool] = ()
+    request = 0
 
-    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
-        answer, self.flags = self.flags, flags
-        return list(answer)
+    def agree(self, request: int) -> int:
+        answer, self.request = self.request, request
+        return answer
 
-    def pending_flags(self) -> list[bool]:
-        return self.any_rank([])
+    def pending_request(self) -> int:
+        return self.agree(0)
 
 
 @pytest.fixture
@@ -63,29 +63,46 @@ def run_of(tmp_path) -> Iterator[Callable[..., Run]]:
         yield make_run
 
 
+def test_a_run_has_one_name_however_often_it_is_read(monkeypatch) -> None:
+    """It is that of the folder, and of the run in logging services."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    read = OmegaConf.create({"folder": "${run_stamp:}", "name": "${run_stamp:}"})
+    with signal_handlers_restored():
+        run_main(lambda: None)
+    assert read.folder == read.name
+
+
 def test_a_part_of_ones_own_cannot_take_a_name_that_checkpoints_need(run_of) -> None:
     with pytest.raises(ValueError, match="step"):
         run_of(step=nn.Linear(1, 1))
 
 
-def test_writing_of_logs_and_checkpoints_is_no_part_of_the_steps(run_of) -> None:
+def test_writing_of_logs_and_checkpoints_is_no_part_of_the_steps(run_of, tmp_path, caplog) -> None:
+    """The end of a run names the slowest rank, too."""
+    caplog.set_level("INFO")
     clock = Mock(return_value=0.0)
 
     def write(*_: Any) -> None:
         clock.return_value += 100
 
     run = run_of("max_steps=3", "checkpoint.every_steps=2", clock=clock)
-    run.report.loggers, run.writer = Mock(**{"log.side_effect": write}), Mock()
-    run.writer.wait, run.writer.is_time.return_value = write, False
+    run.report.classes = {"slow": Mock(**{"return_value.log.side_effect": write})}
+    run.writer, run.timer.watch = Mock(wait=write), Mock()
     for _ in run.epochs():
         for _ in run.batches(run.loader):
             clock.return_value += 1
             run.step(ZERO, ZERO)
     task = build_task(run.cfg, run.loader)
     run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
+    run.timer.watch.assert_called_once_with(run.state["model"])
+    assert run.timer.group is run.group  # whose ranks are compared
+    run.timer.slow = {"rank": 1, "host": "a", "slower_by": 0.5}
     run.finish()
     expected = {"first_step": 1, "data_wait": 0, "compute": 2, "saving": 200}
     assert expected.items() <= run.timer.seconds.items()
+    assert summary_of(tmp_path)["slowest_rank"] == run.timer.slow
+    assert "rank 1 on a, 50% slower" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,7 @@ def test_a_run_that_has_ended_has_nothing_to_do_and_asks_for_no_other_start(
     run_of, monkeypatch, tmp_path
 ) -> None:
     """Nothing to trace either; the signal comes while its loggers end."""
-    for name in ("_signal", "_run_dir", "_torchrun"):
+    for name in ("signalled", "_run_dir"):
         monkeypatch.setattr(preemption, name, None)
     options = ["max_steps=1", "resume=auto"]
     for number, more in enumerate([[], ["profile.steps=[0,5]"]]):
@@ -139,17 +156,51 @@ def test_a_run_that_has_ended_has_nothing_to_do_and_asks_for_no_other_start(
             preemption.listen()
             run.report.close = lambda progress: os.kill(os.getpid(), signal.SIGUSR1)
         run.finish()
-    assert preemption.is_requested()
+    assert preemption.signalled == signal.SIGUSR1
     assert not (tmp_path / preemption.REQUEUE_MARKER).exists()
 
 
+@pytest.mark.parametrize("error", [None, OSError, SystemExit, KeyboardInterrupt])
+def test_loggers_are_closed_however_a_run_ends(error, run_of) -> None:
+    run, logger = run_of("max_steps=1"), Mock()
+    run.report.classes = {"mine": Mock(return_value=logger)}
+    with suppress(OSError, SystemExit, KeyboardInterrupt):
+        for _ in run.epochs():
+            for _ in run.batches(run.loader):
+                run.step(ZERO, ZERO)
+            if error is not None:
+                raise error
+    logger.close.assert_called_once_with(error is None)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_signal_in_a_validation_ends_the_run_with_its_save(
+    validates, run_of, tmp_path, monkeypatch
+) -> None:
+    """And so does one in a loop of one's own that leaves this validation out."""
+    monkeypatch.setattr(preemption, "signalled", None)
+    run, steps = run_of("epochs=2", "global_batch_size=1000", "checkpoint.keep=9"), 0
+    task = build_task(run.cfg, run.loader)
+    with pytest.raises(SystemExit) as end:
+        for _ in run.epochs():
+            for _ in run.batches(run.loader):
+                run.step(ZERO, ZERO)
+                steps += 1
+            monkeypatch.setattr(preemption, "signalled", signal.SIGTERM)
+            if validates:
+                run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
+    assert (end.value.code, steps) == (os.EX_TEMPFAIL, len(run.loader))
+    assert len(list(tmp_path.glob("checkpoints/step-*"))) == 1
+    assert (tmp_path / preemption.REQUEUE_MARKER).exists()
+
+
 def test_of_validations_with_the_same_best_metric_that_with_the_lowest_loss_is_kept() -> None:
-    progress, loader = Progress(), MagicMock(epoch=0, batches_done=0)
+    progress = Progress()
     task = Mock(best_metric="top1", best_mode="max")
     rows = [(0.9, 0.1, True), (1.0, 0.3, True), (1.0, 0.2, True), (1.0, 0.2, False)]
     for step, (top1, loss, is_best) in enumerate([*rows, (0.9, 0.1, False)]):
         metrics = {"val/top1": top1, "val/loss": loss}
-        assert progress.add(task, metrics, step, loader) == is_best
+        assert progress.add(task, metrics, step, 1) == is_best
     assert progress.best_metrics == {"val/top1": 1.0, "val/loss": 0.2}
     assert progress.epochs_without_best == 3  # a lower loss is no better epoch
 
@@ -165,7 +216,8 @@ def test_a_line_of_progress_has_the_steps_of_the_whole_run_and_the_time_left(
     for steps in (range(1, 8), range(8, 11)):
         run = run_of(*options, clock=clock)
         run.resume()
-        next(run.epochs())
+        epochs = run.epochs()
+        next(epochs)
         for step, _ in zip(steps, run.batches(run.loader), strict=False):
             clock.return_value += 60
             run.step(torch.tensor(float(step)), ZERO)
@@ -204,86 +256,8 @@ def test_on_a_terminal_a_bar_takes_the_place_of_lines(run_of, monkeypatch, caplo
             run.step(torch.tensor(12.3456), ZERO)
             if run.step_number == 120:
                 run.report.bar.refresh()
-    written = b""
-    with suppress(OSError):  # at the end
-        while True:
-            written += os.read(terminal, 1 << 16)
-    os.close(terminal)
-    frames = written.decode().rstrip("\r ").split("\r")
+    frames = os.read(terminal, 1 << 16).decode().rstrip("\r ").split("\r")
     assert all(len(frame) < columns for frame in frames)
     for shown in ("epoch 1/90", "120/156", "loss 12.3456, 12800 samples/s]"):
         assert shown in frames[-1]
     assert "step 20 of" not in caplog.text
-
-
-@pytest.fixture
-def numerics_restored() -> Iterator[None]:
-    yield
-    set_numerics(make_config())
-
-
-@pytest.mark.usefixtures("numerics_restored")
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [("null", (False, True)), ("ieee", (False, False)), ("tf32", (True, True))],
-)
-def test_one_key_chooses_what_cuda_computes_float32_in(chosen, expected) -> None:
-    """The older names of torch.backends stay readable, which torch.compile reads."""
-    set_numerics(make_config(f"fp32_precision={chosen}"))
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == expected
-    names = matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    assert tuple(name == "tf32" for name in names) == expected
-
-
-@pytest.mark.usefixtures("numerics_restored")
-def test_deterministic_refuses_what_has_no_deterministic_algorithm(monkeypatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    set_numerics(make_config("deterministic=true"))
-    assert torch.backends.cudnn.deterministic
-    assert not torch.backends.cudnn.benchmark
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
-        torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
-    set_numerics(make_config())
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cudnn.benchmark
-    set_numerics(make_config("cudnn_benchmark=false"))
-    assert not torch.backends.cudnn.benchmark
-
-
-@pytest.mark.parametrize(("num_cpus", "given", "expected"), [(1, "", 1), (8, "", 3), (1, "3", 3)])
-def test_torch_has_no_more_threads_than_cpus_unless_it_is_told_to(
-    num_cpus, given, expected, monkeypatch
-) -> None:
-    before = torch.get_num_threads()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cpus)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    torch.set_num_threads(3)
-    setup(make_config("device=cpu"))
-    assert torch.get_num_threads() == expected
-    torch.set_num_threads(before)
-
-
-def test_ranks_of_a_machine_do_not_share_a_gpu(monkeypatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with refused("device=cuda:1 ", "device=cuda,"):
-        resolve_device("cuda:1", 1)
-
-
-def test_a_gpu_that_torch_cannot_use_ends_the_run_unless_it_is_hidden(
-    monkeypatch, tmp_path
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    module = import_module("runtime.setup")  # its name in `runtime` is that of a function
-    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert resolve_device("auto").type == "cpu"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert resolve_device("cpu").type == "cpu"
-    with refused("NVIDIA driver", torch.__version__, "device=cpu"):
-        resolve_device("auto")
-    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path / "none")
-    assert resolve_device("auto").type == "cpu"

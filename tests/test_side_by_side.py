@@ -48,11 +48,11 @@ CHAIN = [BASELINE, *TRAINED]
 class HostReads(TorchFunctionMode):
     """Ends a script whose step reads a tensor, for which the host would wait on a GPU.
 
-    Allowed: reads of what always lies on the host (the ranks' flags), log points, and saves.
+    Allowed: reads of what always lies on the host (the ranks' requests), log points, and saves.
     """
 
     READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-    ALLOWED = ("pending_flags", "log_point", "check")
+    ALLOWED = ("pending_request", "log_point", "check")
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         if getattr(function, "__name__", "") in self.READS:

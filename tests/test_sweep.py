@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import refused
-from tests.processes import signal_handlers_restored, wait_for
+from tests.processes import signal_handlers_restored, wait_for, without_reader
 from tools import sweep
 
 # A training script that waits while there is a file `hold` and nobody asks it to leave, and writes
@@ -160,3 +160,7 @@ def test_ranks_are_started_by_torchrun(folder: Path) -> None:
     assert run("script=train_ddp.py", "ranks=2", "lr=1", "seed=1").count("has ended") == 1
     [lines] = starts_of(folder).values()
     assert sorted(line[2:] for line in lines) == [["0", "2"], ["1", "2"]]
+
+
+def test_help_ends_with_its_reader() -> None:
+    assert without_reader("-m", "tools.sweep", "--help") == (-signal.SIGPIPE, b"")

@@ -95,6 +95,7 @@ def test_mae_and_r2_are_those_of_scikit_learn() -> None:
     metrics = metrics_of(regression(), outputs, targets)
     assert metrics["mae"] == pytest.approx(mean_absolute_error(targets, outputs), rel=1e-6)
     assert metrics["r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-6)
-    constant = torch.full((5, 2), 3.0)
-    for guess, r2 in ((constant, 1.0), (constant + 1, 0.0)):
-        assert metrics_of(regression(), guess, constant)["r2"] == r2 == r2_score(constant, guess)
+    for constant in (torch.full((5, 2), 3.0), torch.zeros(5, 2)):
+        for guess, r2 in ((constant, 1.0), (constant + 1, 0.0)):
+            found = metrics_of(regression(), guess, constant)["r2"]
+            assert found == r2 == r2_score(constant, guess)

@@ -71,6 +71,27 @@ def test_the_slowest_rank_is_a_tenth_slower_than_the_median(seconds, expected) -
     timer = TimerOfGPU(Mock(world_size=len(ranks), **{"gather.return_value": ranks}))
     timer.log_point()
     assert timer.slow == expected
+    assert timer.values().get("perf/slowest_rank") == expected.get("rank")
+
+
+def test_a_ranks_own_part_of_a_step_ends_with_its_last_gradient() -> None:
+    """After it, the rank waits for the others."""
+    timer, layers = TimerOfGPU(Mock(world_size=2)), [torch.nn.Linear(1, 1) for _ in range(2)]
+
+    def work(gradient: torch.Tensor) -> None:
+        timer.on_device += 2
+
+    timer.watch(torch.nn.Sequential(*layers))
+    timer.mark("rest")
+    timer.on_device += 1
+    timer.mark("data_wait")
+    between = layers[0](torch.ones(1, 1))
+    between.register_hook(work)
+    layers[1](between).backward()
+    timer.on_device += 4
+    timer.mark("rest")
+    timer.finish_steps()
+    assert timer.own_s == 3
 
 
 @pytest.mark.parametrize(

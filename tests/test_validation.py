@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import has_ranks
-from tests.images import digit_folders, photos_in
 from tests.processes import train
 from tests.results import (
     assert_same_state,
@@ -15,16 +14,6 @@ from tests.results import (
     weights_differ_by,
 )
 from tests.rows import rows
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory) -> list[str]:
-    """A run whose passes have eight steps, with random crops."""
-    photos = digit_folders(tmp_path_factory.mktemp("photos"), range(2), 32, 8)
-    crops = ["data.crop=[24,24]", "data.random_crop=true", "data.hflip=0.5"]
-    small = ["model.kwargs.width=8", "global_batch_size=8", "log.images=0"]
-    small += ["optimizer.warmup_epochs=0"]
-    return photos_in(photos, *crops, *small, "log.every_steps=1")
 
 
 def steps_validated(run: Path) -> list[int]:
@@ -46,7 +35,7 @@ def steps_validated(run: Path) -> list[int]:
 def test_runs_cut_into_other_epochs_have_the_same_weights(script, more, options, tmp_path) -> None:
     """Epochs of one step, of 7 and of a pass; also stopped and resumed, in mid-epoch and across
     passes. On one rank, a worker process loads epochs of 7 steps."""
-    options = [*options, *more, "optimizer.schedule=constant"]
+    options = [*options, *more, "optimizer.schedule=constant", "optimizer.warmup_epochs=0"]
     worker = [] if has_ranks(script) or "loader=dali" in more else ["loader.num_workers=1"]
     cuts = {
         "pass": ["epochs=2", "max_steps=14"],

@@ -26,9 +26,6 @@ from tests.rows import rows
 SHORT = ["optimizer.warmup_epochs=0", "epochs=1", "log.images=0", "data.crop=[12,12]"]
 
 
-SLOW = [pytest.param(script, marks=pytest.mark.slow) for script in rows("train_fsdp.py")]
-
-
 def started(*overrides: str, in_channels: int = 1, num_classes: int = 10) -> nn.Module:
     """A model with what fits of `model.weights`."""
     cfg = make_config(*overrides).model
@@ -52,10 +49,9 @@ def saved(tmp_path) -> tuple[Path, dict[str, Tensor]]:
 
 def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
     path, weights = saved
-    best, newest = (tmp_path / name / "checkpoints" for name in ("best", "newest"))
-    for folder in (best, newest):
-        folder.mkdir(parents=True)
-    shutil.copy(path, best / "model.safetensors")
+    published, newest, best = (tmp_path / name / "checkpoints" for name in ("a", "b", "c"))
+    published.mkdir(parents=True)
+    shutil.copy(path, published / "model.safetensors")
     files = {
         tmp_path / "plain.pt": weights,
         **{
@@ -69,28 +65,17 @@ def test_weights_come_from_files_checkpoints_and_runs(saved, tmp_path) -> None:
     }
     for file, content in files.items():
         torch.save(content, file)
-    writer = CheckpointWriter(make_config().checkpoint, newest)
-    for step, content in ((2, started().state_dict()), (10, weights)):
-        writer.write({"step": step, "model": content, "facts": {}})
-        writer.wait()
-    sources = [path, *tmp_path.glob("*.pt"), best.parent, newest.parent, newest / "step-00000010"]
-    for source in sources:
+    for folder, right in ((newest, 10), (best, 2)):
+        writer = CheckpointWriter(make_config().checkpoint, folder)
+        for step in (2, 10):
+            content = weights if step == right else started().state_dict()
+            writer.write({"step": step, "model": content, "facts": {}}, is_best=step == 2 == right)
+            writer.wait()
+    (best / "model.safetensors").unlink()  # as with FSDP
+    runs = [folder.parent for folder in (published, newest, best)]
+    for source in [path, *tmp_path.glob("*.pt"), *runs, newest / "step-00000010"]:
         found = started(f"model.weights={source}").state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items()), source
-
-
-def test_the_first_convolution_is_adapted_to_other_channels(saved, caplog) -> None:
-    path, _ = saved
-    images = torch.rand(4, 1, 16, 16)
-    one = started(f"model.weights={path}").eval()
-    with caplog.at_level(logging.INFO):
-        several = started(f"model.weights={path}", in_channels=3).eval()
-    assert "is adapted from 1 to 3 channels" in caplog.messages[0]
-    # Alike in all channels, an image has the same response.
-    torch.testing.assert_close(several(images.expand(-1, 3, -1, -1)), one(images))
-    save_file(several.state_dict(), path)
-    back = started(f"model.weights={path}").eval()
-    torch.testing.assert_close(back(images), one(images))
 
 
 def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> None:
@@ -116,7 +101,11 @@ def test_what_holds_no_weights_or_none_that_fit_is_refused(saved, tmp_path) -> N
 
 
 @pytest.mark.usefixtures("no_downloads")
-def test_imagenet_weights_are_loaded_from_their_place_or_named(tmp_path, monkeypatch) -> None:
+def test_imagenet_weights_are_loaded_from_their_place_or_named(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    """The first convolution is adapted: to channels that are alike, it responds as before."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     resnet18 = ["model=torchvision", "model.arch=resnet18"]
     place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
@@ -127,31 +116,32 @@ def test_imagenet_weights_are_loaded_from_their_place_or_named(tmp_path, monkeyp
     torch.save(whole, place)
     own = started(*resnet18, "model.weights=imagenet").state_dict()
     assert torch.equal(own["layer4.1.conv2.weight"], whole["layer4.1.conv2.weight"])
+    assert "conv1.weight is adapted from 3 to 1 channels" in caplog.text
     torch.testing.assert_close(own["conv1.weight"], whole["conv1.weight"].sum(1, keepdim=True))
+    more = started(*resnet18, "model.weights=imagenet", in_channels=5).state_dict()["conv1.weight"]
+    torch.testing.assert_close(more.sum(1), whole["conv1.weight"].sum(1))
+    torch.testing.assert_close(more, more[:, :1].expand_as(more))
 
 
-@pytest.mark.parametrize("freeze", ["backbone", "statistics"])
-def test_a_frozen_backbone_stays_in_evaluation_mode_also_with_sync_batchnorm(freeze: str) -> None:
-    model = started(f"model.freeze={freeze}")
-    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert (len(learning) == 14) == (freeze == "statistics")
-    model.train()
-    model(torch.rand(2, 1, 28, 28))
-    assert model.training
-    assert model.get_submodule("classifier").training
-    assert not any(module.training for module in model.get_submodule("features").modules())
-    cfg = ["model=torchvision", "model.arch=resnet18", "model.freeze=statistics"]
+@pytest.mark.parametrize(
+    ("arch", "trains"), [("resnet18", "fc"), ("squeezenet1_1", "classifier classifier.1")]
+)
+def test_a_frozen_backbone_stays_in_evaluation_mode_also_with_sync_batchnorm(arch, trains) -> None:
+    """What is around the head does not."""
+    cfg = ["model=torchvision", f"model.arch={arch}", "model.freeze=statistics"]
     model = nn.SyncBatchNorm.convert_sync_batchnorm(started(*cfg, in_channels=3))
     model.train()
     model(torch.rand(2, 3, 32, 32))  # in training mode, such a layer computes on GPUs alone
-    assert {name for name, module in model.named_modules() if module.training} == {"", "fc"}
+    found = {name for name, module in model.named_modules() if module.training}
+    assert found == {"", *trains.split()}
+
+
+SLOW = [pytest.param(script, marks=pytest.mark.slow) for script in rows("train_fsdp.py")]
 
 
 @pytest.mark.parametrize("script", ["train.py", *SLOW])
-def test_the_head_learns_alone_for_ever_or_in_the_first_epoch_also_after_a_resume(
-    script: str, saved, tmp_path
-) -> None:
-    """Epochs have five steps. A backbone keeps the statistics of BatchNorm, too."""
+def test_the_head_learns_alone_for_ever_or_in_the_first_epoch(script, saved, tmp_path) -> None:
+    """Also after a resume. Epochs have five steps. A backbone keeps BatchNorm's statistics, too."""
     path, before = saved
     parameters = dict(started().named_parameters()).keys()
     head = {name for name in parameters if name.startswith("classifier")}

@@ -4,10 +4,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from torch.distributed import run
@@ -21,13 +19,13 @@ TWO_RANKS = ["--standalone", "--nproc_per_node=2"]
 class Torchrun(AbstractContextManager["Torchrun"]):
     """torchrun, all of whose processes can be found; none is left at the end of a `with` block."""
 
-    def __init__(self, arguments: list[str], folder: Path, prints: Path, **options: Any) -> None:
-        """Start it in a folder; all its processes print to a file. The options: of `_agent()`."""
+    def __init__(self, arguments: list[str], folder: Path, prints: Path) -> None:
+        """Start it in a folder; all its processes print to a file."""
         self.prints = prints
         # In full: workers of a loader look for the script where the tests were started.
         scripts = {name: str(folder / script_for(name, folder)) for name in arguments}
         arguments = [scripts[x] if re.fullmatch(r"train\w*\.py", x) else x for x in arguments]
-        self.agent = start_process(_agent, arguments, folder, prints, **options)
+        self.agent = start_process(_agent, arguments, folder, prints, dict(ENVIRONMENT))
 
     def __exit__(self, *unused: object) -> None:
         self.agent.kill()
@@ -56,20 +54,10 @@ class Torchrun(AbstractContextManager["Torchrun"]):
         return self.prints.read_text()
 
 
-def _agent(
-    arguments: list[str],
-    folder: Path,
-    prints: Path,
-    *,
-    env: Mapping[str, str] = ENVIRONMENT,
-    is_forked: bool = True,
-) -> None:
-    """Become the launcher; not forked, it and its ranks are Pythons of their own, as a user's."""
+def _agent(arguments: list[str], folder: Path, prints: Path, env: dict[str, str]) -> None:
+    """Become the launcher."""
     os.chdir(folder)
     print_to(prints)
-    if not is_forked:
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        os.execve(sys.executable, command, {**os.environ, **env})
     # A torchrun that is killed leaves semaphores, of which a process that outlives it would warn.
     warnings = "ignore::UserWarning:multiprocessing.resource_tracker"
     os.environ.update(env, PYTHONWARNINGS=warnings)

@@ -178,6 +178,8 @@ def compare_runs(one: Path, two: Path) -> bool:
         print(*difflib.unified_diff(a, b, f"{one}", f"{two}", n=0, lineterm=""), sep="\n")
     first, second = (Computed(folder.name, folder).values for folder in (one, two))
     shared = sorted(key for key in first.keys() & second.keys() if "perf" not in key[1])
+    if not shared:
+        raise UserError(f"{one} and {two} have logged nothing at the same step")
     for key in shared:
         if not torch.allclose(first[key], second[key], 1e-6, 0.0, equal_nan=True):
             values = f"{first[key].item():.7g} and {second[key].item():.7g}"

@@ -13,6 +13,7 @@ marked places only. So techniques merge into a `train.py` that you have edited, 
 import argparse
 import difflib
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -21,11 +22,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from conf.errors import UserError
+from conf.errors import UserError, unknown_name
 
 HERE = Path(__file__).parents[1]
 BASELINE = "train.py"
 MARKER = "# new #: "
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+"""Variables that git sets in hooks, which would point it to the hook's repository."""
 COMBINES = re.compile(r"^Combines with every technique(?: but ([^,.]*))?[,.]", re.MULTILINE)
 COMPOSED = re.compile(r"^Written by `python -m tools\.compose ([\w ]+)`", re.MULTILINE)
 IN_CONFLICT = "both sides edit the same lines; edit between the markers"
@@ -43,8 +46,8 @@ def split(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def read_source(path: Path) -> tuple[str, str]:
-    """Split a script that techniques are merged into; UserError if it has conflict markers."""
+def read(path: Path) -> tuple[str, str]:
+    """Split a script, which nothing is merged into while it has conflict markers."""
     text = path.read_text()
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("<<<<<<< "):
@@ -53,7 +56,6 @@ def read_source(path: Path) -> tuple[str, str]:
 
 
 def title_of(head: str) -> str:
-    """Return the first line of a docstring."""
     return head.partition('"""')[2].splitlines()[0]
 
 
@@ -80,15 +82,13 @@ def unmarked_lines(baseline: str, script: str) -> list[str]:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git and return what it prints; UserError if it cannot answer."""
+    """Run git and return what it prints, without the last line's end; UserError if it fails."""
+    env = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
     command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, env=env, text=True)
     if done.returncode:
-        raise UserError(
-            f"git {arguments[0]}: {done.stderr.strip().splitlines()[0]}\n"
-            f"a merge starts from the {BASELINE} in git; commit {BASELINE} and the scripts"
-        )
-    return done.stdout
+        raise UserError(f"git {arguments[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout.removesuffix("\n")
 
 
 def find_baseline(scripts: dict[str, str], folder: Path) -> str:
@@ -100,14 +100,15 @@ def find_baseline(scripts: dict[str, str], folder: Path) -> str:
     texts: Iterable[str] = (git(folder, "show", f"{commit}:./{BASELINE}") for commit in commits)
     if git(folder, "status", "--porcelain", "--", *scripts):
         texts = itertools.chain([(folder / BASELINE).read_text()], texts)
-    misfits: dict[str, list[str]] = {}
+    misfits: list[list[str]] = []
     for text in texts:
         _, baseline = split(text)
-        changes = {name: unmarked_lines(baseline, code) for name, code in scripts.items()}
-        if not any(changes.values()):
+        changes = [[name, *unmarked_lines(baseline, code)] for name, code in scripts.items()]
+        unmarked = [change for change in changes if len(change) > 1]
+        if not unmarked:
             return baseline
-        misfits = misfits or {name: lines for name, lines in changes.items() if lines}
-    name, lines = next(iter(misfits.items()), (", ".join(scripts), ["not in git"]))
+        misfits = misfits or unmarked
+    name, *lines = misfits[0] if misfits else [", ".join(scripts), "not in git"]
     raise UserError(
         f"{name} has an unmarked difference from {BASELINE} in git; commit both after each "
         f"--update, and put a comment `{MARKER.strip()} why` above a change:\n" + "\n".join(lines)
@@ -126,22 +127,19 @@ def compose(
     techniques = find_techniques(folder)
     for name in names:
         if name not in techniques:
-            known = ", ".join(techniques)
-            raise UserError(f"unknown technique {name}; use some of {known}: no train_{name}.py")
-        if names.count(name) > 1:
-            raise UserError(f"{' '.join(names)} names {name} twice; name each technique once")
+            raise unknown_name("technique", name, techniques)
         if others := techniques[name] & set(names):
             raise UserError(f"{name} does not combine with {', '.join(others)}; leave one out")
-    files = [f"train_{name}.py" for name in sorted(names)]
-    scripts = {file: split((folder / file).read_text()) for file in files}
-    baseline = find_baseline({file: code for file, (_, code) in scripts.items()}, folder)
+    files = [f"train_{name}.py" for name in sorted(set(names))]
+    heads, codes = zip(*(read(folder / file) for file in files), strict=True)
+    scripts = dict(zip(files, codes, strict=True))
+    baseline = find_baseline(scripts, folder)
     path = onto or folder / BASELINE
-    head, merged = read_source(path)
-    for file, (_, code) in scripts.items():
+    head, merged = read(path)
+    for file, code in scripts.items():
         merged = merge(baseline, merged, code, path.name, file)
     if onto:
         return head + merged
-    heads = [own_head for own_head, _ in scripts.values()]
     titles = "\n".join(map(title_of, heads))
     has_ranks = any("torchrun" in own_head for own_head in heads)
     launcher = "torchrun --standalone --nproc_per_node=2" if has_ranks else "python"
@@ -175,39 +173,37 @@ def merge(base: str, ours: str, theirs: str, our_name: str, their_name: str) -> 
 def update(folder: Path = HERE) -> None:
     """Bring an edit of `train.py` to the scripts of all techniques and to those composed of them.
 
-    UserError if `train.py` has conflict markers, or a script unmarked differences, such as
-    conflicts of an earlier merge: none is written. Or if both sides edit the same lines: all are
-    written.
+    UserError if a script has conflict markers or unmarked differences: none is written. Or if both
+    sides edit the same lines: all are written.
     """
-    _, baseline = read_source(folder / BASELINE)
-    techniques = find_techniques(folder)
-    scripts = {}
+    _, baseline = read(folder / BASELINE)
+    techniques = {f"train_{name}.py" for name in find_techniques(folder)}
+    heads, codes = {}, {}
     for path in sorted(folder.glob("train_*.py")):
         head, code = split(path.read_text())
-        if COMPOSED.search(head) or path.stem.removeprefix("train_") in techniques:
-            scripts[path.name] = head, code
-    base = find_baseline({name: code for name, (_, code) in scripts.items()}, folder)
-    conflicts = []
-    for name, (head, code) in scripts.items():
-        new = merge(base, baseline, code, "as edited", name)
-        if new != code:
+        if path.name in techniques or COMPOSED.search(head):
+            heads[path.name], codes[path.name] = head, code
+    base = find_baseline(codes, folder)
+    merged = {name: merge(base, baseline, code, "as edited", name) for name, code in codes.items()}
+    for name, code in merged.items():
+        if code != codes[name]:
             print(f"{name} follows {BASELINE}; commit them together")
-            (folder / name).write_text(head + new)
-        if CONFLICT.search(new):
-            conflicts.append(name)
-    if conflicts:
+            (folder / name).write_text(heads[name] + code)
+    if conflicts := [name for name, code in merged.items() if CONFLICT.search(code)]:
         raise UserError(f"{', '.join(conflicts)}: {IN_CONFLICT}")
-    for name in scripts:
-        text = (folder / name).read_text()
-        written = COMPOSED.search(text)
-        if written and not compose(written[1].split(), folder=folder).endswith(split(text)[1]):
+    for name, head in heads.items():
+        written = COMPOSED.search(head)
+        if written and split(compose(written[1].split(), folder=folder))[1] != merged[name]:
             command = f"python -m tools.compose {written[1]} -o {name} --force"
             print(f"{name} is not what its techniques give; to write it again: {command}")
 
 
-def show(script: str, options: argparse.Namespace) -> None:
+def write(options: argparse.Namespace) -> None:
     """Write or print a composed script, or its difference from what it was made of."""
     output = options.output
+    if output and output.exists() and not options.force:
+        raise UserError(f"{output} already exists; use another name, or --force to replace it")
+    script = compose(options.techniques, options.onto, output and output.name)
     if options.diff:
         old = options.onto or HERE / BASELINE
         lines = old.read_text().splitlines(), script.splitlines()
@@ -230,18 +226,14 @@ def main() -> None:
     add("--diff", action="store_true", help="show the difference from train.py")
     add("--update", action="store_true", help="bring an edit of train.py to all scripts")
     options = parser.parse_args()
-    output = options.output
     try:
         if options.update:
             update()
-        elif not options.techniques:
+        elif options.techniques:
+            write(options)
+        else:
             for name in find_techniques():
                 print(f"{name:10} {title_of((HERE / f'train_{name}.py').read_text())}")
-        elif output and output.exists() and not options.force:
-            raise UserError(f"{output} already exists; use another name, or --force to replace it")
-        else:
-            file = output.name if output else None
-            show(compose(options.techniques, options.onto, file), options)
     except (UserError, OSError) as error:
         print(f"tools.compose: {error}", file=sys.stderr)
         sys.exit(2)

@@ -23,33 +23,27 @@ import yaml
 from conf.cli import parse_options, user_errors
 from conf.errors import UserError
 
+SPEED = "samples/s"
+
 
 @dataclass(frozen=True)
 class Row:
     """One run, or the means of several."""
 
     folder: str
-    data: str
-    """Data set and task; runs with the same are compared."""
-    metric: str
-    """The metric that chooses the best epoch; empty if the run did not end."""
-    is_error: bool
-    """The lowest value of this metric is the best."""
-    best: dict[str, float]
-    """The metrics of that epoch."""
-    images_per_s: float
+    data: str  # data set and task; runs with the same are compared
     settings: tuple[str, ...]
     fold: int | None
-    deviation: dict[str, float] = field(default_factory=dict)
-    """Of the metrics over the folds, if they are means."""
+    values: dict[str, float]  # metrics of the best epoch, and the speed; none before the end
+    metric: str  # the one that chose this epoch
+    is_error: bool  # its lowest value is the best
+    deviations: dict[str, float] = field(default_factory=dict)  # of means over folds
 
     def score(self, key: str) -> float:
         """Return the value by which rows are sorted, the highest first; NaN if there is none."""
-        if key == "samples/s":
-            return self.images_per_s
         metric = self.metric if key == "best" else key
         is_error = self.is_error if metric == self.metric else metric.endswith("loss")
-        value = self.best.get(metric, math.nan)
+        value = self.values.get(metric, math.nan)
         return -value if is_error else value
 
 
@@ -58,7 +52,9 @@ def read_run(folder: Path, root: Path) -> Row:
     config = read(folder / "config.yaml", yaml.safe_load)
     settings = read(folder / "run.json", json.loads).get("settings", {})
     summary = read(folder / "summary.json", json.loads)
-    data, best = config.get("data", {}), summary.get("best", {})
+    data, values = config.get("data", {}), dict(summary.get("best", {}))
+    if speed := summary.get("perf/images_per_s"):
+        values[SPEED] = speed
     about = [data.get("layout"), data.get("root"), data.get("table")]
     about.append(config.get("task", {}).get("name"))
     if config.get("loader", {}).get("name") == "synthetic":
@@ -66,12 +62,11 @@ def read_run(folder: Path, root: Path) -> Row:
     return Row(
         folder=str(folder.relative_to(root)),
         data=" ".join(str(value) for value in about if value),
-        metric=summary.get("best_metric", "") if best else "",
-        is_error=summary.get("best_mode") == "min",
-        best=best,
-        images_per_s=summary.get("perf/images_per_s") or math.nan,
         settings=tuple(f"{key}={value}" for key, value in settings.items()),
         fold=data.get("fold"),
+        values=values,
+        metric=summary.get("best_metric", ""),
+        is_error=summary.get("best_mode") == "min",
     )
 
 
@@ -95,22 +90,22 @@ def means_over_folds(rows: list[Row]) -> list[Row]:
     """Return a row for all runs that differ in their fold alone, with the means of their values."""
     groups = defaultdict[Any, dict[int, Row]](dict)
     for row in rows:
-        if row.fold is not None and row.best:
+        if row.fold is not None and row.metric in row.values:
             others = tuple(each for each in row.settings if not each.startswith("data.fold="))
             groups[row.data, others][row.fold] = replace(row, settings=others)
     means = []
     for folds in groups.values():
         first, *more = folds.values()
         if more:
-            values = [[row.best.get(x, math.nan) for row in folds.values()] for x in first.best]
-            mean = replace(
-                first,
-                folder=f"mean of {len(folds)} folds",
-                best=dict(zip(first.best, np.mean(values, axis=1), strict=True)),
-                deviation=dict(zip(first.best, np.std(values, axis=1, ddof=1), strict=True)),
-                images_per_s=float(np.mean([row.images_per_s for row in folds.values()])),
+            names = list(first.values)
+            table = [[row.values.get(x, math.nan) for x in names] for row in folds.values()]
+            mean, deviation = np.mean(table, axis=0), np.std(table, axis=0, ddof=1)
+            values, deviations = (
+                dict(zip(names, mean, strict=True)),
+                dict(zip(names, deviation, strict=True)),
             )
-            means.append(mean)
+            name = f"mean of {len(folds)} folds"
+            means.append(replace(first, folder=name, values=values, deviations=deviations))
     return means
 
 
@@ -119,15 +114,15 @@ def listing(rows: list[Row], key: str) -> str:
 
     def place(row: Row) -> tuple[Any, ...]:
         score = row.score(key)
-        return row.data, not row.deviation, math.isnan(score), -np.nan_to_num(score), row.folder
+        return row.data, not row.deviations, math.isnan(score), -np.nan_to_num(score), row.folder
 
-    lines = [("best", "samples/s", "run", "settings")]
+    lines = [("best", SPEED, "run", "settings")]
     for row in sorted(means_over_folds(rows) + rows, key=place):
-        metric = key if key in row.best else row.metric
-        value = f"{metric} {row.best[metric]:.4f}" if metric in row.best else "-"
-        if metric in row.deviation:
-            value += f" ± {row.deviation[metric]:.4f}"
-        speed = "-" if math.isnan(row.images_per_s) else f"{row.images_per_s:,.0f}"
+        metric = key if key in row.values.keys() - {SPEED} else row.metric
+        value = f"{metric} {row.values[metric]:.4f}" if metric in row.values else "-"
+        if metric in row.deviations:
+            value += f" ± {row.deviations[metric]:.4f}"
+        speed = f"{row.values[SPEED]:,.0f}" if SPEED in row.values else "-"
         lines.append((value, speed, row.folder, " ".join(row.settings) or "-"))
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
     form = "{{:{}}}  {{:>{}}}  {{:{}}}  {{}}".format(*widths)
@@ -144,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = read_runs(root)
     if not rows:
         raise UserError(f"there are no runs below {root}; give the folder that holds the runs")
-    known = {"best", "samples/s", "name"}.union(*(row.best for row in rows))
+    known = {"best", SPEED, "name"}.union(*(row.values for row in rows))
     if key not in known:
         raise UserError(f"sort={key} is unknown; use one of {', '.join(sorted(known))}")
     print(listing(rows, key))

@@ -41,10 +41,9 @@ POLL_S = 0.1
 class Trial(NamedTuple):
     """One run of the sweep."""
 
-    number: int
-    """Its place in the grid, or Optuna's number."""
     overrides: list[str]
     folder: Path
+    number: int | None  # Optuna's
 
     @property
     def log(self) -> Path:
@@ -65,30 +64,34 @@ class Sweep:
         self.out.mkdir(parents=True, exist_ok=True)
         overrides = OverridesParser.create().parse_overrides(texts)
         self.fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
-        swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}
+        self.swept = {
+            each.get_key_element(): each for each in overrides if each.is_sweep_override()
+        }
         self.study: Any = None
+        if num_trials and not self.swept:
+            raise UserError("trials= needs a key such as 'optimizer.lr=interval(1e-4,1e-1)'")
         if num_trials:
-            self.study, self.distributions = open_study(self.out, name, swept)
+            self.study = open_study(self.out, name)
             # A sweep that was killed may have left a trial without all of its values.
-            complete = [t for t in self.study.trials if t.params.keys() == swept.keys()]
-            known = {trial.number: trial.params for trial in complete}
+            complete = [t for t in self.study.trials if t.params.keys() == self.swept.keys()]
+            self.trials = [self.make_trial(t.params, t.number) for t in complete]
         else:
-            known = dict(enumerate(combinations(swept)))
-        self.trials = [self.make_trial(number, values) for number, values in known.items()]
+            self.trials = [self.make_trial(values) for values in combinations(self.swept)]
         self.num_trials = num_trials or len(self.trials)
 
     def checksum(self, overrides: list[str]) -> str:
         content = " ".join([str(self.script), *sorted(overrides)])
         return f"{crc32(content.encode()):08x}"
 
-    def make_trial(self, number: int, values: dict[str, Any]) -> Trial:
+    def make_trial(self, values: dict[str, Any], number: int | None = None) -> Trial:
         """Combine fixed overrides with these values of the swept ones."""
         chosen = [f"{key}={value}" for key, value in values.items()]
         overrides = self.fixed + chosen
-        parts = [str(number), *chosen] if self.study else chosen
+        parts = chosen if number is None else [str(number), *chosen]
         # Without = and commas, which Hydra would read in output_dir=.
         name = re.sub(r"[^\w.+-]", "_", "-".join(parts))[:MAX_NAME_LENGTH]
-        return Trial(number, overrides, self.out / f"{name}-{self.checksum(overrides)}".lstrip("-"))
+        folder = self.out / f"{name}-{self.checksum(overrides)}".lstrip("-")
+        return Trial(overrides, folder, number)
 
     def trials_in_turn(self) -> Iterator[Trial]:
         """Yield the trials that have not ended: those that are known, then those that Optuna
@@ -96,14 +99,15 @@ class Sweep:
         yield from [trial for trial in self.trials if not trial.has_ended()]
         while len(self.trials) < self.num_trials:
             self.report()
-            trial = self.study.ask(self.distributions)
-            self.trials.append(self.make_trial(trial.number, trial.params))
+            chosen = self.study.ask()
+            values = {key: suggestion(chosen, key, each) for key, each in self.swept.items()}
+            self.trials.append(self.make_trial(values, chosen.number))
             yield self.trials[-1]
 
     def report(self) -> None:
         """Tell Optuna's study the metrics of the trials that have ended."""
         for trial in self.trials:
-            if trial.has_ended():
+            if self.study and trial.has_ended():
                 # NaN, of a run without a metric, counts as failed.
                 score = runs.read_run(trial.folder, self.out).score("best")
                 self.study.tell(trial.number, score, skip_if_finished=True)
@@ -120,15 +124,11 @@ def combinations(swept: dict[str, Override]) -> list[dict[str, str]]:
     return [dict(zip(swept, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
-def open_study(folder: Path, name: str, swept: dict[str, Override]) -> tuple[Any, dict[str, Any]]:
-    """Open Optuna's study of a sweep, in a file of its folder, and what it draws values from."""
+def open_study(folder: Path, name: str) -> Any:
+    """Open Optuna's study of a sweep, in a file of its folder."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    if not swept:
-        raise UserError(
-            "trials= has nothing to choose; use 'optimizer.lr=interval(1e-4,1e-1)', for example"
-        )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
     study = optuna.create_study(
@@ -137,18 +137,16 @@ def open_study(folder: Path, name: str, swept: dict[str, Override]) -> tuple[Any
     # Another seed after each start, or the values of the first one would be drawn again.
     seed = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    kinds = optuna.distributions
-    distributions: dict[str, Any] = {}
-    for key, override in swept.items():
-        values: Any = override.value()
-        if isinstance(values, IntervalSweep):
-            is_whole = isinstance(values.start, int)
-            kind: Any = kinds.IntDistribution if is_whole else kinds.FloatDistribution
-            distributions[key] = kind(values.start, values.end, log="log" in values.tags)
-        else:
-            choices = list(override.sweep_string_iterator())
-            distributions[key] = kinds.CategoricalDistribution(choices)
-    return study, distributions
+    return study
+
+
+def suggestion(trial: Any, key: str, override: Override) -> Any:
+    """Return the value that Optuna chooses for a key."""
+    values: Any = override.value()
+    if not isinstance(values, IntervalSweep):
+        return trial.suggest_categorical(key, list(override.sweep_string_iterator()))
+    suggest = trial.suggest_int if isinstance(values.start, int) else trial.suggest_float
+    return suggest(key, values.start, values.end, log="log" in values.tags)
 
 
 def train_all(sweep: Sweep, num_ranks: int, places: list[dict[str, str]]) -> int:
@@ -244,8 +242,7 @@ def main(arguments: Sequence[str]) -> None:
     trials = counted(sweep.num_trials, "run")
     print(f"{sweep.out}: {trials}, {num_ended} ended already", flush=True)
     code = train_all(sweep, num_ranks, places)
-    if sweep.study:
-        sweep.report()
+    sweep.report()
     print(runs.listing([runs.read_run(t.folder, sweep.out) for t in sweep.trials], "best"))
     if code == os.EX_TEMPFAIL:
         print(f"stopped by a signal; the same command again continues {sweep.out}")

@@ -8,9 +8,8 @@ cuts out the rectangle; all else is done with batches on the device, whatever th
 from conf.schema import DataConfig
 from loaders.augment.base import Augmentation, Random, to_device
 from loaders.augment.colour import OPERATIONS, ColourJitter, RandAugment
-from loaders.augment.crops import Flips, RandomCrop
 from loaders.augment.mixing import Mixing
-from loaders.augment.spatial import Affine, RandomErasing
+from loaders.augment.spatial import Affine, Flips, RandomCrop, RandomErasing
 
 AUGMENTATIONS: tuple[Augmentation, ...] = (
     RandomCrop(),

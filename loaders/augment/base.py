@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.schema import DataConfig
+from conf.schema import Config, DataConfig
 from loaders.targets import Target
 
 Random = Callable[[str, int], np.ndarray]
@@ -20,14 +20,14 @@ class Augmentation:
     Attributes:
         keys: keys of `data` that switch it on; their values are part of a checkpoint.
         columns: name and dtype of the columns that it adds to a row.
+        moves: it changes where in the image something is.
     """
 
     keys: tuple[str, ...] = ()
     columns: tuple[tuple[str, str], ...] = ()
+    moves = False
 
-    def check(
-        self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
-    ) -> None:
+    def check(self, cfg: Config, target: Target, world_size: int) -> None:
         """Raise UserError if it does not support such targets or batches."""
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import DataConfig
+from conf.schema import Config, DataConfig
 from loaders.augment.base import Augmentation, Random, to_device
 from loaders.targets import Target
 
@@ -70,13 +70,11 @@ class RandAugment(Augmentation):
     keys = ("randaugment",)
     columns = (("operations", f"({MOST_OPERATIONS},)i1"), ("amounts", f"({MOST_OPERATIONS},)f4"))
 
-    def check(
-        self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
-    ) -> None:
+    def check(self, cfg: Config, target: Target, world_size: int) -> None:
         if target.kind == "images":
             raise UserError(
-                f"data.randaugment={list(data.randaugment)} changes the colours of inputs but not "
-                "of target images; use data.colour_jitter, which changes both, or null"
+                f"data.randaugment={list(cfg.data.randaugment)} changes the colours of inputs but "
+                "not of target images; use data.colour_jitter, which changes both, or null"
             )
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:

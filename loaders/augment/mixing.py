@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import DataConfig
+from conf.schema import Config, DataConfig
 from loaders.augment.base import Augmentation, Random, to_device
 from loaders.augment.spatial import inside
 from loaders.targets import Target
@@ -27,9 +27,8 @@ class Mixing(Augmentation):
     keys = ("mixup", "cutmix")
     columns = tuple((name, "f4") for name in ("weight", "cut_share", "cut_y", "cut_x"))
 
-    def check(
-        self, data: DataConfig, target: Target, global_batch_size: int, world_size: int
-    ) -> None:
+    def check(self, cfg: Config, target: Target, world_size: int) -> None:
+        data, batch_size = cfg.data, cfg.global_batch_size
         if data.mixup and target.kind == "masks":
             raise UserError(
                 f"data.mixup={data.mixup} cannot mix the classes of masks; use data.mixup=0, "
@@ -40,11 +39,11 @@ class Mixing(Augmentation):
                 f"data.cutmix={data.cutmix} pastes parts of images, which does not fit numbers as "
                 "targets; use data.cutmix=0, and data.mixup=0.2, for example"
             )
-        if global_batch_size % (2 * world_size):
-            near = max(1, round(global_batch_size / (2 * world_size))) * 2 * world_size
+        if batch_size % (2 * world_size):
+            near = max(1, round(batch_size / (2 * world_size))) * 2 * world_size
             raise UserError(
                 f"data.{'mixup' if data.mixup else 'cutmix'} mixes the halves of a rank's batch: "
-                f"global_batch_size={global_batch_size} is not a multiple of {2 * world_size}, "
+                f"global_batch_size={batch_size} is not a multiple of {2 * world_size}, "
                 f"twice world_size={world_size}; use {near}, for example"
             )
 

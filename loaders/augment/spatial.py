@@ -1,4 +1,6 @@
-"""Rotation, scale and erasing of finished batches."""
+"""Random crops and flips, and rotation, scale and erasing of finished batches."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,11 +14,54 @@ from loaders.targets import Target
 ERASED_SHARES, ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)
 
 
+class RandomCrop(Augmentation):
+    """A rectangle anywhere in the image, all places equally likely.
+
+    It has the crop's size or, with `data.random_resized_crop`, a random area and aspect ratio
+    (Szegedy et al. 2015, "Going deeper with convolutions", section 6): the first of ten tries that
+    fits, else the largest square.
+    """
+
+    keys = ("random_crop", "random_resized_crop")
+    moves = True
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        if data.random_resized_crop is not None:
+            shapes = random_shapes(sizes, data.random_resized_crop, random("height, width", 20))
+            rows["height"], rows["width"] = shapes.T
+        for start, length, whole in [("y", "height", sizes[:, 0]), ("x", "width", sizes[:, 1])]:
+            rows[start] = random(start, 1)[:, 0] * (whole - rows[length] + 1)
+
+
+def random_shapes(sizes: np.ndarray, share: Sequence[float], numbers: np.ndarray) -> np.ndarray:
+    """Return (N, 2) heights and widths of shares of images of these sizes, by uniform (N, 20)."""
+    low, high = share
+    shares, ratios = np.split(numbers, 2, axis=1)
+    area = sizes.prod(axis=1)[:, None] * (low + (high - low) * shares)
+    ratio = np.exp(np.log(4 / 3) * (2 * ratios - 1))
+    shapes = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(int)
+    fits = ((shapes > 0) & (shapes <= sizes[:, None])).all(axis=2)
+    first = shapes[np.arange(len(sizes)), fits.argmax(axis=1)]
+    return np.where(fits.any(axis=1)[:, None], first, sizes.min(axis=1)[:, None])
+
+
+class Flips(Augmentation):
+    """Left-right and upside-down flips."""
+
+    keys = ("hflip", "vflip")  # columns of every row
+    moves = True
+
+    def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:
+        rows["hflip"] = random("hflip", 1)[:, 0] < data.hflip
+        rows["vflip"] = random("vflip", 1)[:, 0] < data.vflip
+
+
 class Affine(Augmentation):
     """A rotation about the centre and a change of scale. Pixels from outside the image become 0
     (`data.mean`) in inputs and target images, and `ignore_index` in masks."""
 
     keys = ("rotation", "random_scale")
+    moves = True
     columns = (("angle", "f4"), ("scale", "f4"))
 
     def draw(self, rows: np.ndarray, sizes: np.ndarray, data: DataConfig, random: Random) -> None:

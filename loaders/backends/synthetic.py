@@ -18,13 +18,14 @@ def synthetic_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Load
     """Build the loader of noise in place of images, with the targets of some samples, the same in
     every batch."""
     info, rectangles = transform.info(plan), transform.rectangles
-    rows = plan.rows(np.arange(min(plan.batch_size, plan.num_rows)), 0)
+    rows = plan.rows(0, np.arange(min(plan.batch_size, plan.num_rows)))
     random, images = np.random.default_rng(cfg.seed), []
     for side, size in zip(rectangles.index.sides, rectangles.read_sizes(), strict=True):
         is_mask = side.interpolation == "nearest"
         high = len(info.classes) if is_mask else np.iinfo(side.dtype).max
         noise = random.integers(high, size=(len(rows), *size, side.channels), dtype=side.dtype)
         images.append(torch.from_numpy(noise))
+    plan.fetches = False
     batches = Repeated(plan, transform(Batch(rows, tuple(images))))
     return Loader(plan, batches, lambda batch: batch.content, info, transform.device)
 

@@ -6,58 +6,54 @@ split; those of `train` and `val`, always. For data that stream, a class `Scenes
 `loaders.Loader`, takes its place: `Scenes(cfg, split, device, rank, world_size)`.
 """
 
+import os
 from collections.abc import Collection
-from dataclasses import fields
-from typing import Any
+from importlib import import_module
 
 from conf.errors import UserError
 from conf.names import find
 from conf.schema import DataConfig
-from loaders.index import Index
-
-SPLITS = ("train", "val")
-SETTINGS = (
-    *("layout", "val_fraction", "val_count", "split_seed", "fold", "num_folds"),
-    *("background", "exif"),
-)
-"""Keys of all `data` that decide which samples there are, besides those that only a layout has."""
+from loaders.index import SPLITS, Index
 
 
-def index_by_layout(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
-    """Build the index of each of these splits that there is, by split, from the files in
-    `data.root`.
+def holds_shards(data: DataConfig) -> bool:
+    """Return True if `data.root` holds shards in place of files."""
+    return "://" in data.root or os.path.isfile(os.path.join(data.root, "shards.json"))
+
+
+def open_index(data: DataConfig, splits: Collection[str] = SPLITS) -> dict[str, Index]:
+    """Open the index of each of these splits that there is, by split: that of shards, or of files
+    by their layout.
 
     There is always `train` and, if it is wanted, `val`; no `test` if its samples validate.
 
     Raises:
         UserError: the data is missing (the message says how to get it), or has another layout.
     """
-    indexes: dict[str, Index] = find("loaders.layouts", data.layout, "data.layout")(data, splits)
+    indexes: dict[str, Index]
+    if holds_shards(data):
+        try:
+            indexes = import_module("loaders.shards").open_shards(data)
+        except ModuleNotFoundError as error:
+            if error.name != "loaders.shards":
+                raise
+            raise UserError(
+                f"data.root={data.root} needs loaders/shards, which this project does not have; "
+                "add it, or set data.root to a folder of files"
+            ) from error
+        return indexes
+    if data.shuffle == "window":
+        raise UserError("data.shuffle=window needs data in shards; use data.shuffle=full")
+    layout = find("loaders.layouts", data.layout, "data.layout")
+    if isinstance(layout, type):
+        raise UserError(
+            f"data.layout={data.layout} has no index, as its data stream: loaders.check, "
+            "loaders.pack and split=test do not read it"
+        )
+    indexes = layout(data, splits)
     if data.leave_out is not None and indexes["train"].form == "pixels":
         raise UserError(
             f"data.leave_out={data.leave_out} names files, and data={data.layout} has none; leave "
             "it out"
         )
     return indexes
-
-
-def settings_of(data: DataConfig, *more: str) -> dict[str, Any]:
-    """Return the keys of `data` that decide which samples there are and what their targets are, and
-    further ones, with their values."""
-    of_layouts = {field.name for field in fields(data) if "data=" in field.metadata.get("of", "")}
-    keys = {*SETTINGS, *of_layouts, *more}
-    return {key: value for key, value in vars(data).items() if key in keys}
-
-
-def check_settings(stored: dict[str, Any], data: DataConfig, where: str, fix: str) -> None:
-    """Raise UserError if what `settings_of` returned when a file was written differs from `data`;
-    settings of other layouts do not count."""
-    differing = [
-        f"data.{key}={getattr(data, key)} (there: {there})"
-        for key, there in stored.items()
-        if key in vars(data) and getattr(data, key) != there
-    ]
-    if differing:
-        raise UserError(
-            f"{where} was written with other settings: {', '.join(differing)}; use those, or {fix}"
-        )

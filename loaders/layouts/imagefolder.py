@@ -62,17 +62,19 @@ def class_folders(
 
 
 def _images_of(split: Path, others: Counter[str], root: str) -> dict[str, list[str]]:
-    """Return the paths of the images of each class; raise UserError if there are no class folders,
-    or some hold folders of images alone: they may be the sets or classes."""
+    """Return the paths below `root` of the images of each class; raise UserError if there are no
+    class folders, or some hold folders of images alone: they may be the sets or classes."""
     images: dict[str, list[str]] = {}
     for name in sorted(folders_in(split)):
         found = images_below(split / name, others, root)
-        if found and not any(os.path.dirname(path) == str(split / name) for path in found):
+        if found and all("/" in image for image in found):
             raise UserError(
                 f"{split / name} holds no images but folders of them; set data.root to the folder "
                 "of the classes, or move the images up"
             )
-        images.setdefault(unicodedata.normalize("NFC", name), []).extend(found)
+        folder = Path(os.path.relpath(split, root), name)
+        of_class = images.setdefault(unicodedata.normalize("NFC", name), [])
+        of_class += [f"{folder}/{image}" for image in found]
     if not images:
         raise UserError(f"{split} has no class folders; expected {split}/<class>/<image>")
     return images

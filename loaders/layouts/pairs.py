@@ -43,7 +43,8 @@ def find_pairs(
             for name in (data.input_dir, data.target_dir)
         )
         both = inputs | targets
-        unpaired = [both[stem] for stem in sorted(inputs.keys() ^ targets.keys())]
+        without = sorted(inputs.keys() ^ targets.keys())
+        unpaired = [os.path.join(data.root, both[stem]) for stem in without]
         if unpaired or not inputs:
             raise UserError(
                 f"{folder} has {counted(len(inputs), 'input')} and "
@@ -57,28 +58,29 @@ def find_pairs(
     turned, other = (headers["orientation"] for headers in files.of_sides("headers"))
     unclear = np.flatnonzero((turned > 1) & (other > 0) & (turned != other))
     if len(unclear) and data.exif is None:
+        turned_paths = [path_below(data.root, name) for name in files["names-0"][unclear]]
         raise UserError(
             f"{len(unclear)} of {len(turned)} inputs are turned by their EXIF orientation, but not "
-            f"their targets: {first_few(paths[0][i] for i in unclear)}; set data.exif=true if "
+            f"their targets: {first_few(turned_paths)}; set data.exif=true if "
             "the targets fit the upright inputs, or data.exif=false if they fit them as stored"
         )
     return files, counts, describe_others(others)
 
 
 def _images_by_stem(side: Path, data: DataConfig, others: Counter[str]) -> dict[str, str]:
-    """Return the paths of images by what an image and its partner are both called: their path
-    without the ending, as one may be a JPEG and the other a PNG, and in one Unicode normal form,
-    which systems choose."""
+    """Return the paths below `data.root` of images by what an image and its partner are both
+    called: their path without the ending, as one may be a JPEG and the other a PNG, and in one
+    Unicode normal form, which systems choose."""
     if not side.is_dir():
         raise UserError(
             f"{side} is not a folder; expected {data.input_dir} and {data.target_dir} in it "
             "(data.input_dir and data.target_dir)"
         )
     found = images_below(side, others, data.root)
-    by_stem = {}
+    folder, by_stem = os.path.relpath(side, data.root), {}
     for path in found:
-        stem = os.path.splitext(os.path.relpath(path, side))[0]
-        by_stem[unicodedata.normalize("NFC", stem)] = path
+        stem = os.path.splitext(path)[0]
+        by_stem[unicodedata.normalize("NFC", stem)] = f"{folder}/{path}"
     if len(by_stem) < len(found):
         raise UserError(
             f"{side} has images that differ in their ending only; the partner of an image is found "

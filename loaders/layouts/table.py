@@ -5,9 +5,12 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow
@@ -24,59 +27,54 @@ from loaders.targets import Target, check_rounding
 SEPARATOR = ";"
 OTHER_SEPARATORS = "|,/+& "
 """Which labels in one cell may be separated by, in tables of others."""
-MISSING_VALUES = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
-"""Empty cells, as pandas, Python and databases write them."""
-TRUTH_VALUES = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+NO_VALUE = re.compile(r"^$|(^|;)\s*(nan|NaN|None|null|NULL|<NA>)\s*(;|$)")
+"""In empty cells, as pandas, Python and databases write them."""
+TRUTH_VALUES = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 INTEGER = re.compile(r"[+-]?\d+")
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0*)?")
 FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
-class Row(NamedTuple):
-    """The cells of a row that are used, as text."""
-
-    number: int
-    """As a spreadsheet shows it; of a Parquet file, from 1."""
-    path: str
-    labels: tuple[str, ...]
-    split: str
-    """Empty without such a column."""
-
-
 def table(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
     """Return the index of each of these splits that there is."""
-    rows = _read(data)
-    kind = _kind(rows, data)
-    parts = {"train": rows}
-    if rows[0].split:
-        used = used_splits({row.split for row in rows}, data, f"the column split of {data.table}")
+    cells = _read(data)
+    _, *labels, split_of, _ = cells
+    kind = _kind(labels, data)
+    parts = {"train": cells}
+    if split_of[0]:
+        used = used_splits({*split_of}, data, f"the column split of {data.table}")
         parts = {
-            split: [row for row in rows if row.split == used[split]]
+            split: cells[:, split_of == used[split]]
             for split in used
             if split in ("train", *splits)
         }
     # Files of no wanted split may be broken or missing.
-    rows = [row for part in parts.values() for row in part]
-    counts = {split: len(part) for split, part in parts.items()}
-    target = _target(rows, data, kind, counts["train"])
-    files = read_headers([_files(rows, data)], data, ["rgb"])
+    cells = np.concatenate([*parts.values()], axis=1)
+    counts = {split: part.shape[1] for split, part in parts.items()}
+    target = _target(cells, data, kind, counts["train"])
+    files = read_headers([_files(cells, data)], data)
     return index_splits(Path(str(data.table)).stem, data, splits, files, target, counts)
 
 
 def _refuse(
-    wrong: list[tuple[Row, str]], rows: list[Row], data: DataConfig, what: str, fix: str
+    wrong: list[tuple[int, str]], cells: np.ndarray, data: DataConfig, what: str, fix: str
 ) -> None:
-    """Raise UserError with wrong rows and what is in them, if there are any."""
+    """Raise UserError with numbers of rows that are wrong and what is in them, if there are any."""
     if wrong:
-        named = first_few(f"row {row.number} ({text})" for row, text in wrong)
-        num_wrong = len({row.number for row, _ in wrong})
-        num_rows = f"{num_wrong} of {counted(len(rows), 'row')} of data.table={data.table}"
+        named = first_few(f"row {number} ({text})" for number, text in wrong)
+        num_wrong = len({number for number, _ in wrong})
+        num_rows = f"{num_wrong} of {counted(cells.shape[1], 'row')} of data.table={data.table}"
         raise UserError(f"{num_rows}: {what}: {named}; {fix}")
 
 
-def _read(data: DataConfig) -> list[Row]:
-    """Read the table that `data.table` names; raise UserError if it lacks columns or has no rows,
-    or cells are empty or no split."""
+def _read(data: DataConfig) -> np.ndarray:
+    """Return what is used of the rows of `data.table`, column by column, (columns, N): as text the
+    paths, labels of each column, and splits, empty if there are none; and the rows' numbers, as a
+    spreadsheet shows them; of a Parquet file, from 1.
+
+    Raises:
+        UserError: it lacks columns or has no rows, or cells are empty or no split.
+    """
     name = data.table
     if name is None or not os.path.isfile(name):
         raise UserError(
@@ -91,26 +89,27 @@ def _read(data: DataConfig) -> list[Row]:
         raise UserError(f"{name} cannot be read ({error}); save it as {form}") from error
     names = [column.strip() for column in read.column_names]
     used = _used_columns(names, data)
-    columns = [map(_text, read.column(names.index(column)).to_pylist()) for column in used]
-    num_labels = len(data.label_columns)
-    rows = []
-    for number, (path, *cells) in enumerate(zip(*columns, strict=True), 1 if is_parquet else 2):
-        row = Row(number, path, tuple(cells[:num_labels]), "".join(cells[num_labels:]))
-        if any((path, *cells)):  # else it is blank
-            rows.append(row)
-    if not rows:
+    columns = [[*map(_text, read.column(names.index(name)).to_pylist())] for name in used]
+    if "split" not in used:
+        columns.append([""] * len(read))
+    first = 1 if is_parquet else 2
+    cells = np.array([*columns, range(first, first + len(read))], object)
+    cells = cells[:, (cells[:-1] != "").any(axis=0)]  # without blank rows
+    if not cells.size:
         raise UserError(f"{name} has no row below its header; add one for each image")
     empty = [
-        (row, f"{column}: {cell!r}")
-        for row in rows
-        for column, cell in zip(used, (row.path, *row.labels, row.split), strict=False)
-        if not cell or not MISSING_VALUES.isdisjoint(_names_in(cell))
+        (number, f"{column}: {cell!r}")
+        for column, texts in zip(used, cells, strict=False)
+        for cell, number in zip(texts, cells[-1], strict=True)
+        if NO_VALUE.search(cell)
     ]
     fix = "fix or remove the rows, or rename the class if one is meant"
-    _refuse(empty, rows, data, "empty cells", fix)
-    unknown = [(row, row.split) for row in rows if row.split not in ("", *SPLIT_NAMES)]
-    _refuse(unknown, rows, data, "an unknown split", f"use {', '.join(SPLIT_NAMES)}")
-    return rows
+    _refuse(sorted(empty), cells, data, "empty cells", fix)
+    *_, splits, numbers = cells
+    found = zip(numbers, splits, strict=True)
+    unknown = [(number, split) for number, split in found if split not in ("", *SPLIT_NAMES)]
+    _refuse(unknown, cells, data, "an unknown split", f"use {', '.join(SPLIT_NAMES)}")
+    return cells
 
 
 def _read_csv(name: str) -> pyarrow.Table:
@@ -150,115 +149,127 @@ def _text(cell: object) -> str:
     return str(cell).strip()
 
 
-def _names_in(cell: str) -> list[str]:
-    return [name.strip() for name in cell.split(SEPARATOR) if name.strip()]
-
-
-def _files(rows: list[Row], data: DataConfig) -> list[str]:
-    """Return the paths of the files; raise UserError unless all exist below `data.root`, once."""
-    files = [_existing_file(row.path, data.root) for row in rows]
+def _files(cells: np.ndarray, data: DataConfig) -> list[str]:
+    """Return the paths of the files below `data.root`; raise UserError unless all exist, once."""
+    paths, *_, numbers = cells.tolist()
+    files_in = cache(_files_in)  # to list folders is faster than to look at each file
+    files = [_existing_file(path, data.root, files_in) for path in paths]
     missing = [
-        (row, os.path.join(data.root, row.path))
-        for row, file in zip(rows, files, strict=True)
+        (number, os.path.join(data.root, path))
+        for number, path, file in zip(numbers, paths, files, strict=True)
         if not file
     ]
     fix = f"correct the paths or data.root={data.root}, or remove the rows"
-    _refuse(missing, rows, data, "files that are missing below data.root", fix)
-    first: dict[str, Row] = {}
+    _refuse(missing, cells, data, "files that are missing below data.root", fix)
+    first: dict[str, int] = {}
     twice = [
-        (row, f"{file}, as row {first[file].number}")
-        for row, file in zip(rows, files, strict=True)
-        if first.setdefault(file, row) is not row
+        (number, f"{os.path.join(data.root, file)}, as row {first[file]}")
+        for number, file in zip(numbers, files, strict=True)
+        if first.setdefault(file, number) != number
     ]
-    _refuse(twice, rows, data, "paths that are listed twice", "keep one row of each")
+    _refuse(twice, cells, data, "paths that are listed twice", "keep one row of each")
     return files
 
 
-def _existing_file(path: str, root: str) -> str:
-    """Return the path of a file in short; its name may have another Unicode normal form in the
-    table, as macOS and Linux write them. Empty: there is no such file below `root`."""
-    relative = os.path.relpath(os.path.join(root, path), root)
-    for form in (relative, *(unicodedata.normalize(form, relative) for form in FORMS)):
-        file = os.path.join(root, form)
-        if os.path.isfile(file) and not relative.startswith("../"):
+def _files_in(folder: str) -> set[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.is_file()}
+    return set()
+
+
+def _existing_file(cell: str, root: str, files_in: Callable[[str], set[str]]) -> str:
+    """Return the path below `root` of a file in short; its name may have another Unicode normal
+    form in the table, as macOS and Linux write them. Empty: there is no such file."""
+    path = os.path.normpath(cell)
+    if path.startswith(("/", "../")):
+        path = os.path.relpath(os.path.join(root, path), root)
+    if path.startswith("../"):
+        return ""
+    for form in (None, *FORMS):
+        written = unicodedata.normalize(form, path) if form else path
+        file = os.fsdecode(written.encode())  # the names of files are UTF-8 in any locale
+        folder, name = os.path.split(file)
+        if name in files_in(os.path.join(root, folder)) or os.path.isfile(os.path.join(root, file)):
             return file
     return ""
 
 
-def _kind(rows: list[Row], data: DataConfig) -> str:
+def _kind(labels: list[np.ndarray], data: DataConfig) -> str:
     if data.label_kind != "auto":
         return data.label_kind
-    cells = [cell for row in rows for cell in row.labels]
-    if len(data.label_columns) > 1:
-        return "several" if {*map(str.casefold, cells)} <= TRUTH_VALUES.keys() else "numbers"
-    if any(SEPARATOR in cell for cell in cells):
+    counts = Counter(cell for column in labels for cell in column)
+    if len(labels) > 1:
+        return "several" if {*map(str.casefold, counts)} <= TRUTH_VALUES.keys() else "numbers"
+    if any(SEPARATOR in cell for cell in counts):
         return "several"
-    num_numbers = sum(not math.isnan(_number(cell)) for cell in cells)
-    are_integers = all(map(INTEGER.fullmatch, cells))
-    return "numbers" if 2 * num_numbers > len(cells) and not are_integers else "classes"
+    num_numbers = sum(count for cell, count in counts.items() if not math.isnan(_number(cell)))
+    are_integers = all(map(INTEGER.fullmatch, counts))
+    return "numbers" if 2 * num_numbers > counts.total() and not are_integers else "classes"
 
 
-def _target(rows: list[Row], data: DataConfig, kind: str, num_train: int) -> Target:
+def _target(cells: np.ndarray, data: DataConfig, kind: str, num_train: int) -> Target:
     """Return the targets of all rows, of which the first `num_train` are those of `train`."""
-    names = tuple(data.label_columns)
+    names, labels = tuple(data.label_columns), cells[1:-2]
     if kind != "numbers" and len(names) == 1:
-        return _classes(rows, data, kind, num_train)
+        return _classes(cells, data, kind, num_train)
     if kind == "classes":
         raise UserError(
             f"data.label_columns names {len(names)} columns, but classes are in one; name one"
         )
     if kind == "numbers":
-        values = np.array([[*map(_number, row.labels)] for row in rows])
-        is_good = np.abs(values) <= np.finfo(np.float32).max  # False for nan
-        fault = "are no finite numbers"
+        value_of, fault = _number, "are no finite numbers"
         fix = "correct them, or set data.label_kind=classes if labels are meant"
     else:
-        marks = [[TRUTH_VALUES.get(cell.casefold(), -1) for cell in row.labels] for row in rows]
-        values = np.array(marks)
-        is_good = values >= 0
-        fault, fix = "are neither 0 nor 1", "use 0 and 1"
-    for column, name in enumerate(names):
-        wrong = [(rows[i], rows[i].labels[column]) for i in np.flatnonzero(~is_good[:, column])]
-        _refuse(wrong, rows, data, f"cells of {name} that {fault}", fix)
-    target = Target("numbers" if kind == "numbers" else "several labels", values, names)
+        value_of, fault, fix = _truth, "are neither 0 nor 1", "use 0 and 1"
+    values = np.array([[*map(value_of, column)] for column in labels])
+    is_good = np.abs(values) <= np.finfo(np.float32).max  # False for nan
+    for name, texts, good in zip(names, labels, is_good, strict=True):
+        wrong = [*zip(cells[-1][~good], texts[~good], strict=True)]
+        _refuse(wrong, cells, data, f"cells of {name} that {fault}", fix)
+    target = Target("numbers" if kind == "numbers" else "several labels", values.T, names)
     check_rounding(target)
     return target
 
 
-def _classes(rows: list[Row], data: DataConfig, kind: str, num_train: int) -> Target:
+def _classes(cells: np.ndarray, data: DataConfig, kind: str, num_train: int) -> Target:
     """Return the class in each cell or, if `kind` is `several`, any number of them: those of the
     training rows, whole numbers in the order of their values and without decimals.
 
     Where chance splits, which samples validate is chance, and so is which classes they have: all
     rows are training rows then.
     """
-    cells = [row.labels[0] for row in rows]
-    if data.label_kind != "classes" and not any(SEPARATOR in cell for cell in cells):
-        _refuse_combinations({*cells}, data)
-    cells = [unicodedata.normalize("NFC", cell) for cell in cells]
-    named = [_names_in(cell) if kind == "several" else [cell] for cell in cells]
-    are_whole = all(WHOLE_NUMBER.fullmatch(name) for names in named for name in names)
+    texts = cells[1].tolist()
+    distinct = {*texts}
+    if data.label_kind != "classes" and not any(SEPARATOR in text for text in distinct):
+        _refuse_combinations(distinct, data)
+    names_of = {text: [unicodedata.normalize("NFC", text)] for text in distinct}
+    if kind == "several":
+        parts_of = {text: name.split(SEPARATOR) for text, [name] in names_of.items()}
+        names_of = {text: [*filter(None, map(str.strip, parts_of[text]))] for text in parts_of}
+    are_whole = all(WHOLE_NUMBER.fullmatch(name) for names in names_of.values() for name in names)
     if are_whole:
-        named = [[name.partition(".")[0] for name in names] for names in named]
-    found = {name for names in named[:num_train] for name in names}
+        names_of = {
+            text: [name.partition(".")[0] for name in names] for text, names in names_of.items()
+        }
+    found = {name for text in {*texts[:num_train]} for name in names_of[text]}
     classes = tuple(sorted(found, key=lambda name: (int(name) if are_whole else 0, name)))
-    unknown = [
-        (row, SEPARATOR.join({*names} - found))
-        for row, names in zip(rows, named, strict=True)
-        if not found.issuperset(names)
-    ]
+    strange = {text: SEPARATOR.join({*names} - found) for text, names in names_of.items()}
+    numbers = zip(texts, cells[-1], strict=True)
+    unknown = [(number, strange[text]) for text, number in numbers if strange[text]]
     fault = "labels of validation or tests that no training row has"
-    _refuse(unknown, rows, data, fault, "correct them or add training rows")
+    _refuse(unknown, cells, data, fault, "correct them or add training rows")
     needed = 2 if kind == "classes" else 1
     if len(classes) < needed:
         found_classes = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
         raise UserError(f"data.table={data.table} has {found_classes}; use {needed} or more")
     number_of = {name: number for number, name in enumerate(classes)}
+    labels_of = {text: [number_of[name] for name in names] for text, names in names_of.items()}
+    flat = np.array([label for text in texts for label in labels_of[text]], int)
     if kind == "classes":
-        return Target("labels", np.array([number_of[name] for [name] in named]), classes)
-    values = np.zeros((len(cells), len(classes)), np.float32)
-    for row, names in zip(values, named, strict=True):
-        row[[number_of[name] for name in names]] = 1
+        return Target("labels", flat, classes)
+    values = np.zeros((len(texts), len(classes)), np.float32)
+    rows = np.repeat(np.arange(len(texts)), [len(labels_of[text]) for text in texts])
+    values[rows, flat] = 1
     return Target("several labels", values, classes)
 
 
@@ -282,3 +293,8 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return math.nan
+
+
+def _truth(cell: str) -> float:
+    """Return 0 or 1; nan if a cell is neither."""
+    return TRUTH_VALUES.get(cell.casefold(), math.nan)

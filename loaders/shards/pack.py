@@ -17,9 +17,8 @@ import numpy as np
 
 from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
-from loaders.columns import FORMAT, Columns
+from loaders.columns import FORMAT, Columns, settings_of
 from loaders.index import Index
-from loaders.layouts import index_by_layout, settings_of
 from loaders.limits import cpus_per_rank, map_in_threads
 from loaders.order import random_permutation, stream_key
 from loaders.shards.source import DESCRIPTION, SPAN
@@ -28,13 +27,19 @@ from loaders.shards.storage import Storage
 OF_FILES = ("table", "path_column")
 """Keys of `data` that locate labels, which the columns hold."""
 
+OF_SAMPLES = ("sizes", "values", "names", "headers")
+"""Beginnings of the names of columns that a sidecar has of an index."""
 
-def pack_shards(data: DataConfig, out: str, shard_mb: str = "128", shards: str = "") -> None:
-    """Write shards of about `shard_mb` MB into `out`, a folder or an address as of `Storage`.
+
+def pack_shards(
+    data: DataConfig, indexes: dict[str, Index], out: str, shard_mb: str = "128", shards: str = ""
+) -> None:
+    """Write the indexes of `data` as shards of about `shard_mb` MB into `out`, a folder or an
+    address as of `Storage`.
 
     `shards` chooses some of all shards, those of training first, such as `0:64`; empty: all.
     """
-    storage, indexes = Storage(out, data.retry_s), index_by_layout(data)
+    storage = Storage(out, data.retry_s)
     samples = {
         f"{split}/{number:06d}": part
         for split, index in indexes.items()
@@ -109,7 +114,7 @@ def _write_tar(index: Index, samples: np.ndarray, number: int, tar: Path) -> Col
     """Write the files of samples to a tar file, and return their columns."""
     columns = Columns(samples=samples)
     for name, column in index.columns.items():
-        if name != "distinct_sizes":
+        if name.startswith(OF_SAMPLES):
             columns[name] = column[samples]
     kinds = ("",) if len(index.sides) == 1 else (".input", ".target")
     for side in range(len(kinds)):

@@ -1,24 +1,22 @@
 """Image files in shards: their index, which joins the sidecars, and reading of their bytes."""
 
 import hashlib
-import os
 import zlib
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from conf.errors import UserError
 from conf.schema import DataConfig
-from loaders.columns import Columns, parse_facts, stored
-from loaders.file_index import listed_files, report_unmatched
+from loaders.columns import Columns, check_settings, parse_facts, stored
+from loaders.file_index import listed_names, report_unmatched
 from loaders.images import reason_of
-from loaders.index import Index, complete
-from loaders.layouts import SPLITS, check_settings
+from loaders.index import SPLITS, Index, complete
 from loaders.limits import map_in_threads
-from loaders.order import ORDER, random_permutation, stream_key
+from loaders.order import random_permutation, stream_key
 from loaders.shards.storage import Copies, Storage
 from loaders.targets import ImageSpec, target_of
 
@@ -40,7 +38,7 @@ def open_shards(data: DataConfig) -> dict[str, Index]:
     text = storage.read(DESCRIPTION)
     about = parse_facts(text, where, FIX)
     check_settings(about["settings"], data, where, FIX)
-    listed = sorted(listed_files(data))
+    listed = sorted(listed_names(data))
     description = hashlib.sha256(text).hexdigest()[:16]
     cache = Path(data.cache_dir, "shards", description).absolute()
     window = data.shuffle_window if data.shuffle == "window" else None
@@ -56,7 +54,9 @@ def open_shards(data: DataConfig) -> dict[str, Index]:
     return indexes
 
 
-def _join(storage: Storage, shards: list[str], facts: dict[str, Any], listed: list[str]) -> Columns:
+def _join(
+    storage: Storage, shards: list[str], facts: dict[str, Any], listed: list[bytes]
+) -> Columns:
     """Return the columns of a split with these shards, without the files `listed`."""
 
     def read(name: str) -> dict[str, np.ndarray]:
@@ -71,12 +71,10 @@ def _join(storage: Storage, shards: list[str], facts: dict[str, Any], listed: li
     columns = Columns({name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
     rows, num_matched = np.argsort(columns["samples"]), 0
     if listed:
-        # Lines are places, see `Shards.place_of`, or paths below the folder that was packed.
-        paths = [os.fsencode(line.rpartition(".tar: ")[2]) for line in listed]
         sides = columns.of_sides("names")
-        is_listed = np.any([np.isin(side, paths) for side in sides], axis=0)
+        is_listed = np.any([np.isin(side, listed) for side in sides], axis=0)
         rows = rows[~is_listed[rows]]
-        num_matched = int(np.any([np.isin(paths, side) for side in sides], axis=0).sum())
+        num_matched = int(np.any([np.isin(listed, side) for side in sides], axis=0).sum())
     columns = columns.take(rows)
     target = target_of(facts["target"], columns.get("values"))
     specs = [ImageSpec(*side) for side in facts["sides"]]
@@ -108,7 +106,7 @@ class Shards(Index):
         super().__init__(columns)
         self.copies, self.window = copies, window
         if window is not None:
-            self.order_name = f"{ORDER}, windows of {window} shards of {description}"
+            self.order_name = f"{self.order_name}, windows of {window} shards of {description}"
 
     def content(self, sample: int, side: int) -> bytes:
         shard, start, length, crc32 = self.columns[f"spans-{side}"][sample].item()
@@ -126,16 +124,18 @@ class Shards(Index):
     def shuffled(self, positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
         if self.window is None:
             return super().shuffled(positions, count, seed, epoch)
-        epoch_of = _epoch(self, seed, epoch, True)
-        window_of = epoch_of.windows_at(positions)
+        shards, begins = _shards_of(self, seed, epoch, True)
+        window_of = (np.searchsorted(begins, positions, side="right") - 1) // self.window
         mixed = np.empty(len(positions), np.int64)  # positions before samples are shuffled
         for window in np.unique(window_of).tolist():
             inside = window_of == window
-            first, end = epoch_of.bounds[window : window + 2].tolist()
+            first_shard = window * self.window
+            end_shard = min(first_shard + self.window, len(shards))
+            first, end = begins[[first_shard, end_shard]].tolist()
             key = stream_key("window", seed, epoch, window)
             mixed[inside] = first + random_permutation(positions[inside] - first, end - first, key)
-        place = np.searchsorted(epoch_of.begins, mixed, side="right") - 1
-        stored = self.columns["starts"][epoch_of.shards[place]] + mixed - epoch_of.begins[place]
+        place = np.searchsorted(begins, mixed, side="right") - 1
+        stored = self.columns["starts"][shards[place]] + mixed - begins[place]
         return self.columns["order"][stored]
 
     def following(self, sample: int, count: int) -> int:
@@ -154,34 +154,21 @@ class Shards(Index):
             shards = self.columns["spans-0"]["shard"][rows["sample"]]
             self.copies.prefetch(np.unique(shards).tolist())
             return
-        epoch = _epoch(self, seed, int(rows["epoch"][0]), train)
-        first = self.window * int(epoch.windows_at(rows["position"][:1])[0])
-        shards, end = epoch.shards, first + 2 * self.window
+        shards, begins = _shards_of(self, seed, int(rows["pass"][0]), train)
+        place = int(np.searchsorted(begins, rows["position"][0], side="right")) - 1
+        first = place - place % self.window
+        end = first + 2 * self.window
         # Batches of the window before may still be in use.
         self.copies.keep(shards[max(0, first - self.window) : end].tolist())
         self.copies.prefetch(shards[first:end].tolist())
 
 
-class Epoch(NamedTuple):
-    """The order of S shards in an epoch, which takes O(S) of memory."""
-
-    shards: np.ndarray
-    begins: np.ndarray
-    """Positions in the epoch at which each shard begins, and the end."""
-    bounds: np.ndarray
-    """The same of each window."""
-
-    def windows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the window of each position."""
-        return np.searchsorted(self.bounds, positions, side="right") - 1
-
-
 @lru_cache(maxsize=4)
-def _epoch(index: Shards, seed: int, epoch: int, train: bool) -> Epoch:
-    """Shuffle the shards for training; in evaluation, they are read as they are stored."""
+def _shards_of(index: Shards, seed: int, epoch: int, train: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the S shards of an epoch in their order, which training shuffles, and the positions in
+    the epoch at which each begins, and the end."""
     lengths = np.diff(index.columns["starts"])
     shards = np.arange(len(lengths))
     if train:
         shards = random_permutation(shards, len(lengths), stream_key("shard", seed, epoch))
-    begins = np.append(0, lengths[shards].cumsum())
-    return Epoch(shards, begins, np.append(begins[: -1 : index.window], begins[-1]))
+    return shards, np.append(0, lengths[shards].cumsum())

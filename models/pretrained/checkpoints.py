@@ -21,7 +21,7 @@ from torch import Tensor
 
 from conf.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the folders; to be raised with each change that older ones do not fit."""
 
 STATE, MANIFEST, BEST = "state.pt", "manifest.json", "best"

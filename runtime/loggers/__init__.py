@@ -1,18 +1,12 @@
 """Loggers of numbers and images, by name. Your own: a `MineLogger` in `mine.py` in this folder."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from conf.errors import told
 from conf.files import write_atomically
-from conf.names import find
-
-log = logging.getLogger(__name__)
 
 Settings = Mapping[str, float | str | bool]
 Values = Mapping[str, Any]
@@ -38,48 +32,8 @@ class Logger:
         """
         raise NotImplementedError
 
-    def close(self) -> None:
-        """End the log; called at the end of the run."""
-
-
-class Loggers:
-    """Loggers of a run, by name. One that raises an error is left out from then on: training goes
-    on."""
-
-    def __init__(self, names: Sequence[str], run_dir: Path) -> None:
-        self.classes: dict[str, type[Logger]] = {
-            name: find("runtime.loggers", name, "log.to", "{}Logger") for name in names
-        }
-        self.run_dir, self.loggers = run_dir, dict[str, Logger]()
-        self.settings: Settings | None = None
-
-    def open(self, settings: Settings, step: int) -> None:
-        """Let loggers begin with the next value: a run that fails before its first one has no log.
-        Without this call, as on all ranks but 0, nothing is logged."""
-        self.settings, self.step = settings, step
-
-    def log(self, values: Values, step: int) -> None:
-        if self.settings is None:
-            return
-        for name, new in [*self.classes.items()]:
-            with self._left_out_on_error(name):
-                if name not in self.loggers:
-                    self.loggers[name] = new(self.run_dir, self.settings, self.step)
-                self.loggers[name].log(values, step)
-
-    def close(self) -> None:
-        for name, logger in [*self.loggers.items()]:
-            with self._left_out_on_error(name):
-                logger.close()
-
-    @contextmanager
-    def _left_out_on_error(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a service's own type, or a bug
-            log.warning("log.to=%s: values are lost from here on: %s", name, told(error))
-            self.loggers.pop(name, None)
-            self.classes.pop(name)
+    def close(self, is_finished: bool) -> None:
+        """End the log: the run is finished, or else an error, a signal or `break` has ended it."""
 
 
 def numbers_of(values: Values) -> dict[str, float]:

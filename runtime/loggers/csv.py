@@ -27,5 +27,5 @@ class CSVLogger(Logger):
     def log(self, values: Values, step: int) -> None:
         self.writer.writerows([step, *item] for item in numbers_of(values).items())
 
-    def close(self) -> None:
+    def close(self, is_finished: bool) -> None:
         self.file.close()

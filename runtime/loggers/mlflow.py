@@ -36,5 +36,5 @@ class MLflowLogger(Logger):
                 pixels = image.permute(1, 2, 0).cpu().numpy()
                 self.client.log_image(self.run_id, pixels, key=f"{name}/{number}", step=step)
 
-    def close(self) -> None:
-        self.client.set_terminated(self.run_id)
+    def close(self, is_finished: bool) -> None:
+        self.client.set_terminated(self.run_id, "FINISHED" if is_finished else "KILLED")

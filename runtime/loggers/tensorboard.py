@@ -29,7 +29,7 @@ class TensorBoardLogger(Logger):
                 self.metrics |= {name} if name.startswith("val/") else set()
         self.writer.flush()
 
-    def close(self) -> None:
+    def close(self, is_finished: bool) -> None:
         # add_hparams() would write to a run of its own.
         for summary in hparams(self.settings, dict.fromkeys(sorted(self.metrics))):
             self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]

@@ -30,5 +30,5 @@ class WandbLogger(Logger):
         }
         self.run.log({**points, "step": step})
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, is_finished: bool) -> None:
+        self.run.finish(exit_code=0 if is_finished else 1)

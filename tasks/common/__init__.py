@@ -1,4 +1,4 @@
-"""What tasks share: their base class, sums, weights and metrics of classes, and pictures."""
+"""What tasks share: weights and metrics of classes, and pictures."""
 
 from tasks.common.classes import class_weights, metrics_by_class
 from tasks.common.pictures import (
@@ -8,5 +8,3 @@ from tasks.common.pictures import (
     confusion_matrix,
     with_answers,
 )
-from tasks.common.sums import count_of_each, divide_by_count, sum_columns
-from tasks.common.task import Task, check_shape

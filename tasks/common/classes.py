@@ -1,6 +1,5 @@
 """What tasks with classes share: their weights in the loss (`loss.weights`), and their metrics."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,21 +20,21 @@ def class_weights(cfg: Config, loader: Loader, against_rest: bool = False) -> Te
     if weights is None:
         return None
     if weights == "auto":
-        counts = info.class_counts()
-        if counts is None:
+        labels = info.class_counts()
+        if labels is None:
             raise UserError(
                 "loss.weights=auto needs data that counts its classes; use null or numbers"
             )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = counts.sum() / (counts > 0).sum()
-            weights = (info.num_samples - counts if against_rest else share) / counts
-        weights = np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist()
-    elif not are_numbers(weights, len(info.classes)) or min(weights) < 0:
+        counts = torch.as_tensor(labels, dtype=torch.float64)
+        share = counts.sum() / (counts > 0).sum()
+        weights = (info.num_samples - counts if against_rest else share) / counts
+        weights = weights.where(weights.isfinite() & (weights > 0), 1)
+    elif not are_numbers(weights, len(info.classes), low=0):
         raise UserError(
             f"loss.weights={weights} is not for {len(info.classes)} classes; use null, auto "
             "or a list of one number of 0 or more for each class"
         )
-    return torch.tensor(weights, dtype=torch.float32, device=loader.device)
+    return torch.as_tensor(weights, dtype=torch.float32, device=loader.device)
 
 
 def metrics_by_class(

@@ -35,10 +35,10 @@ def cut_short(folder: Path) -> None:
     (folder / STATE).write_bytes(content[:-1000])
 
 
-def flip_a_bit(folder: Path) -> None:
-    content = bytearray((folder / STATE).read_bytes())
+def flip_a_bit(folder: Path, name: str = STATE) -> None:
+    content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 0x10
-    (folder / STATE).write_bytes(content)
+    (folder / name).write_bytes(content)
 
 
 def lose_the_manifest(folder: Path) -> None:
@@ -91,25 +91,21 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options
     assert_same_state(run, finished)
     assert steps_saved(run) == [16]
     assert not dead.exists()
-    cut_short(step_folder(run, 16))
+    flip_a_bit(step_folder(run, 16))
     error = train("train.py", run, *options, "resume=auto", code=2)
     assert "resume=auto: there is no checkpoint that can be read (1 found)" in error
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_intact(small_disk, options) -> None:
-    """It has room for one of 0.7 MB, but not for two. TensorBoard and the log lie there, too."""
-    run = small_disk / "run"
-    options = [*options, "model.kwargs.width=30", "checkpoint.best=false"]  # 0.7 MB
-    options += ["checkpoint.every_steps=5", "resume=auto"]
-    for on_error, code, steps in [("raise", 1, [8]), ("warn", 0, [8, 10, 15, 16])]:
-        text = train("train.py", run, *options, f"checkpoint.on_error={on_error}", code=code)
-        for step in steps:
-            assert f"step-{step:08d} could not be written" in text, text
-        assert "earlier checkpoints are untouched" in text
-        assert ("training continues (checkpoint.on_error=warn)" in text) == (on_error == "warn")
-        assert checkpoint_of(run)["step"] == 5
-        names = {path.name for path in (run / "checkpoints").iterdir()}
-        assert names == {"step-00000005"}  # nothing half-written
+def test_a_full_disk_leaves_the_checkpoint_before_intact(options, tmp_path) -> None:
+    """Here a limit to the size of files, which PyTorch meets in the middle of one, too."""
+    run = tmp_path / "run"
+    lines = ["if step == 6:", "    import resource", "    run.writer.wait()"]
+    lines += ["    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"]
+    text = train("train.py", run, *options, "checkpoint.every_steps=5", loop=lines, code=1)
+    assert "step-00000008 could not be written" in text
+    assert "File too large); earlier checkpoints are untouched" in text
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+    assert checkpoint_of(run)["step"] == 5
 
 
 @pytest.mark.parametrize("script", ["train.py", *rows("train_fsdp.py")])
@@ -124,13 +120,11 @@ def test_training_goes_on_while_a_checkpoint_is_written_or_cannot_be(
         "if step == 1:",
         "    counted, real = [], torch.save",
         "    def save(content, path, **options):",
-        f"        if getattr(path, 'name', '').startswith('{file}'):",
+        f"        if os.path.basename(getattr(path, 'name', '')).startswith('{file}'):",
         "            counted.append(run.step_number)",
         "            while counted == [4] and run.step_number < 8: time.sleep(0.01)",
-        f"            assert len(counted) > 1 or not os.path.exists({str(step_folder(run, 4))!r})",
         "            if len(counted) == 2 and rank == run.group.world_size - 1:",
         "                raise OSError(28, 'No space left on device')",
-        "            assert len([x for x in os.listdir(run.writer.folder) if x[0] == '.']) == 1",
         "        return real(content, path, **options)",
         "    torch.save = save",
     ]
@@ -161,7 +155,9 @@ def test_checkpoints_are_kept_as_configured(finished) -> None:
 
 
 def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(tmp_path) -> None:
-    """It went on from an earlier step, as with a larger batch or before a damaged checkpoint."""
+    """It went on from an earlier step, as with a larger batch or before a damaged checkpoint. A run
+    was killed while it published weights."""
+    (tmp_path / "checkpoints" / ".model.safetensors.tmp").mkdir(parents=True)
     writer = CheckpointWriter(make_config("checkpoint.keep=2").checkpoint, tmp_path / "checkpoints")
     state = {"model": {"weight": torch.ones(2)}, "facts": {}}
     for step, is_best, kept in [
@@ -171,6 +167,7 @@ def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(t
         writer.write(state | {"step": step}, is_best)
         writer.wait()
         assert steps_saved(tmp_path) == kept
+        assert not list(tmp_path.glob("checkpoints/.*"))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +212,7 @@ def test_a_chain_of_runs_that_are_killed_while_they_save_ends_with_the_bits_of_o
 @pytest.mark.parametrize("sharded", rows("train_fsdp.py"))
 def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(sharded, options, tmp_path) -> None:
     """The optimizer's state is loaded as well, or weights would leave those of the whole run. A
-    shard of step 7 is lost, one of step 6 has flipped bytes, and one of step 5 is code."""
+    shard of step 7 is lost, one of step 6 has a flipped bit, and one of step 5 is code."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     # The newest checkpoint, which gets damaged, is not to be the best one, too.
     options = [*options, "checkpoint.every_steps=1", "checkpoint.keep=4", "checkpoint.best=false"]
@@ -227,8 +224,7 @@ def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(sharded, options, 
 
     go_on(sharded, 7)
     (step_folder(run, 7) / "shard-00000.pt").unlink()
-    damaged = step_folder(run, 6) / "shard-00001.pt"
-    damaged.write_bytes(damaged.read_bytes()[::-1])
+    flip_a_bit(step_folder(run, 6), "shard-00001.pt")
     torch.save(nn.Linear(2, 2), step_folder(run, 5) / "shard-00001.pt")
     write_manifest(step_folder(run, 5), files_in(step_folder(run, 5)))
     with refused(str(step_folder(run, 5)), "more than tensors"):
@@ -243,24 +239,8 @@ def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(sharded, options, 
     go_on(sharded, 13)
     go_on("train.py", 14)
     go_on(sharded, NUM_STEPS)
+    assert_same(published(run), checkpoint_of(run)["model"])
     train("train.py", whole, *options)
     assert weights_differ_by(run, whole) < 1e-3
     losses = values_of(run, "train/loss"), values_of(whole, "train/loss")
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-@pytest.mark.parametrize("sharded", rows("train_fsdp.py"))
-def test_what_uses_a_trained_model_reads_the_shards_of_its_best_checkpoint(
-    sharded, options, tmp_path
-) -> None:
-    run = tmp_path / "run"
-    train(sharded, run, *options)
-    assert not (run / "checkpoints" / "model.safetensors").exists()
-    best = checkpoint_of(run, best=True)["model"]
-    assert_same(published(run), best)
-    started = tmp_path / "started"
-    rate = ["optimizer.lr=1e-30", "max_steps=1", f"model.weights={run}"]
-    train("train.py", started, *options, *rate)
-    after = checkpoint_of(started)["model"]
-    learning = [name for name in best if "running" not in name and "tracked" not in name]
-    assert_same([after[name] for name in learning], [best[name] for name in learning])

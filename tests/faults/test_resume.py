@@ -33,49 +33,37 @@ FLOAT16 = ["amp.dtype=float16", "amp.init_scale=1e8"]
 def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     script: str, overrides: list[str], num_workers: int, options, tmp_path
 ) -> None:
-    """Worker processes between the first stop and the second change nothing either. Each rank drops
-    other pixels."""
+    """By a signal in a step that the loop leaves out, where a checkpoint is due, and after 13 steps
+    with worker processes. Each rank drops other pixels."""
     whole, stopped = tmp_path / "whole", tmp_path / "run"
-    dropout = ["inputs = nn.functional.dropout(inputs, 0.1)"]
-    train(script, whole, *options, *overrides, loop=dropout)
-    steps: dict[int, list[str]] = {3: [], 13: [f"loader.num_workers={num_workers}"], NUM_STEPS: []}
+    loop = ["inputs = nn.functional.dropout(inputs, 0.1)", "if step in (5, 10): continue"]
+    options = [*options, *overrides, "checkpoint.every_steps=5", "checkpoint.keep=9"]
+    train(script, whole, *options, loop=loop)
+    loop = [*hit(5, 0, "os.kill(os.getpid(), 15)"), *loop]
+    steps = [6 + has_ranks(script), 13]  # at the next step that ends; of two ranks one later
     texts = []
-    for last, worker in steps.items():
-        more = [*overrides, *worker, "resume=auto", f"max_steps={last}"]
-        texts.append(train(script, stopped, *options, *more, loop=dropout))
+    for code, more in [
+        (75, []),
+        (0, [f"loader.num_workers={num_workers}", "max_steps=13"]),
+        (0, []),
+    ]:
+        again = [*options, *more, "resume=auto"]
+        texts.append(train(script, stopped, *again, loop=loop, code=code))
     assert "resume=auto: no checkpoint" in texts[0]
-    for text, step in zip(texts[1:], steps, strict=False):
+    for text, step in zip(texts[1:], steps, strict=True):
         assert f"step {step}" in next(x for x in text.splitlines() if "resumed from" in x)
         assert "settings that have changed" not in text
     assert_same_state(stopped, whole)
+    assert steps_saved(whole) == [6, 8, 11, 15, 16]
     drawn = {rng["cpu"].numpy().tobytes() for rng in checkpoint_of(whole)["rng"]}
     assert len(drawn) == 1 + has_ranks(script)
     losses = scalars_of(whole, "train/loss")
+    assert [step for step, _ in losses] == [n for n in range(1, NUM_STEPS + 1) if n not in (5, 10)]
     assert scalars_of(stopped, "train/loss") == losses
-    assert len(losses) == NUM_STEPS
     if "amp.dtype=float16" in overrides:
         assert checkpoint_of(stopped)["scaler"]["scale"] < 1e8  # it did overflow
     assert scalars_of(stopped, "val/loss")[-1] == scalars_of(whole, "val/loss")[-1]
     assert (stopped / "train.log").read_text().count("resumed from") == 2  # of all attempts
-
-
-@pytest.mark.parametrize("script", ["train.py", *rows("train_ddp.py")])
-def test_steps_that_the_loop_leaves_out_break_no_count(script: str, options, tmp_path) -> None:
-    """By `continue`, where a checkpoint is due, and where a signal comes."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    leave_out = "if step in (5, 10): continue"
-    signalled = [*hit(5, 0, "os.kill(os.getpid(), 15)"), leave_out]
-    common = [*options, "checkpoint.every_steps=5", "checkpoint.keep=9", "resume=auto"]
-    train(script, run, *common, loop=signalled, code=75)
-    text = train(script, run, *common, loop=signalled)
-    train(script, whole, *common, loop=[leave_out])
-    stopped = 6 + has_ranks(script)  # at the next step that ends; of two ranks one later
-    assert f"step-{stopped:08d}: step {stopped}" in text
-    assert_same_state(run, whole)
-    assert steps_saved(whole) == [6, 8, 11, 15, 16]
-    losses = scalars_of(whole, "train/loss")
-    assert [step for step, _ in losses] == [n for n in range(1, 17) if n not in (5, 10)]
-    assert scalars_of(run, "train/loss") == losses
 
 
 def hang_up_is(disposition: str) -> tuple[str, str]:
@@ -111,19 +99,21 @@ def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished,
 
 
 INTERRUPT = f"import os, time; os.kill(os.getpid(), {signal.SIGINT:d}); "
+UNDER_NOHUP = f"if step == 2: import os; os.kill(os.getpid(), {signal.SIGHUP:d})"
 TWICE = f"if step == 3: {INTERRUPT}print('goes on', flush=True); {INTERRUPT}time.sleep(1000)"
 
 
 @pytest.mark.parametrize(
     ("loop", "edits", "saved"),
     [
-        ([TWICE], [], [1, 2]),  # the first one waits for the end of the step
+        ([UNDER_NOHUP, TWICE], [hang_up_is("SIG_IGN")], [1, 2]),
         ([], [("    # data\n", f"    {INTERRUPT}time.sleep(1000)\n")], []),
     ],
 )
 def test_a_second_ctrl_c_or_one_before_the_first_step_stops_at_once(
     loop, edits, saved, options, tmp_path
 ) -> None:
+    """The first one waits for the end of the step. A closed terminal is ignored under nohup."""
     run, options = tmp_path / "run", [*options, "checkpoint.every_steps=1"]
     [code], [text] = run_to_end("train.py", run, *options, loop=loop, edits=edits)
     assert code not in (None, 0, os.EX_TEMPFAIL)
@@ -132,40 +122,34 @@ def test_a_second_ctrl_c_or_one_before_the_first_step_stops_at_once(
     assert steps_saved(run) == saved
 
 
-def test_a_closed_terminal_is_ignored_under_nohup(options, tmp_path) -> None:
-    loop = [f"if step == 3: os.kill(os.getpid(), {signal.SIGHUP:d})"]
-    train("train.py", tmp_path / "run", *options, loop=loop, edits=[hang_up_is("SIG_IGN")])
-    assert not (tmp_path / "run" / REQUEUE_MARKER).exists()
-
-
-KILL = "import os, time; os.kill(os.getpid(), {:d})"
-EARLY = """
+KILL = f"import os, time; os.kill(os.getpid(), {signal.SIGTERM:d})"
+HANG_UP = f"import os, time; os.kill(os.getpid(), {signal.SIGHUP:d})"
+EARLY = f"""
     hydra_main = main
 
     def main():
-        {kill}
+        {KILL}
         hydra_main()
 
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_before_the_first_step_asks_for_another_start(number, options, tmp_path) -> None:
+def test_a_signal_before_the_first_step_asks_for_another_start(options, tmp_path) -> None:
     """While Hydra has not named the folder yet, while data is indexed, and in the first step, which
     is killed."""
-    kill, options = KILL.format(number), [*options, "resume=auto"]
+    options = [*options, "resume=auto"]
     places = {
-        "early": ("    run_main(main)\n", EARLY.format(kill=kill)),
-        "index": ("    # data\n", f"    {kill}; time.sleep(1000)\n"),
+        "early": ("    run_main(main)\n", EARLY),
+        "index": ("    # data\n", f"    {HANG_UP}; time.sleep(1000)\n"),
     }
     for name, place in places.items():
         run, edits = tmp_path / name, [hang_up_is("SIG_DFL"), place]
         text = train("train.py", run, *options, edits=edits, code=os.EX_TEMPFAIL)
         assert f"output_dir={run} resume=auto" in text
+        assert not steps_saved(run)
         assert (run / REQUEUE_MARKER).exists()
     run = tmp_path / "step"
-    loop, edits = [f"{kill}; time.sleep(1000)"], [hang_up_is("SIG_DFL")]
-    [process], _ = fork("train.py", run, *options, loop=loop, edits=edits)
+    [process], _ = fork("train.py", run, *options, loop=[f"{KILL}; time.sleep(1000)"])
     wait_for((run / REQUEUE_MARKER).exists, "the request for another start")
     process.kill()
     process.join()

@@ -1,8 +1,6 @@
 """A web server on loopback, with latency and faults."""
 
 import hashlib
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -28,15 +26,9 @@ class WebServer:
         A status, such as `500`; `reset` (of the connection); `slow` (after a second); `cut` (half
         of the body is missing).
         """
-        self.port = 0
-        self.open()
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def open(self) -> None:
-        """Answer, after `close()` at the same address."""
-        answer, address = Request.application(self._answer), ("127.0.0.1", self.port)
-        self._server = make_server(*address, answer, threaded=True, request_handler=_Handler)
-        self.port = self._server.port
+        answer = Request.application(self._answer)
+        self._server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=_Handler)
+        self.url = f"http://127.0.0.1:{self._server.port}"
         Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def _answer(self, request: Request) -> Response:
@@ -50,9 +42,7 @@ class WebServer:
         if body is None or (fault or "").isdigit():
             return Response(status=int(fault or 404))
         if fault == "reset":
-            connection: socket.socket = request.environ["werkzeug.socket"]
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
+            request.environ["werkzeug.socket"].close()
             raise ConnectionResetError
         response = Response(body)
         response.set_etag(hashlib.md5(body).hexdigest())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loaders.own.shapes import SIZE
 from models.detector import Detector
-from tasks.common import Task, sum_columns
+from tasks import Task, sum_columns
 
 
 class Detection(Task):

@@ -8,7 +8,7 @@ from torch.linalg import inv
 from torch.nn import functional as F
 
 from loaders.own.dots import CROP
-from tasks.common import Task, sum_columns
+from tasks import Task, sum_columns
 
 
 class Keypoints(Task):

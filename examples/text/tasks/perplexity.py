@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 from torch.nn import functional as F
 
-from tasks.common import Task, sum_columns
+from tasks import Task, sum_columns
 
 
 class Perplexity(Task):
