@@ -2,7 +2,6 @@
 
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,8 +50,6 @@ def run_main(main: Callable[[], None]) -> None:
     """Call a training script's `main`; errors of the command line end it as `entry_point`
     describes, and signals as `runtime.preemption` does."""
     preemption.listen()
-    if {"-h", "--help"} & set(sys.argv):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end with a reader such as `head`
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     OmegaConf.register_new_resolver("run_stamp", run_stamp, replace=True, use_cache=True)
     run_command(main)

@@ -24,8 +24,9 @@ from conf.names import find
 from conf.schema import Config
 from loaders import Loader
 from loaders.batch import part
-from runtime.evaluate import Progress, Shown
+from runtime.evaluate import Shown
 from runtime.loggers import Logger
+from runtime.progress import Progress
 from runtime.resume import facts_of
 from runtime.run_dir import SUMMARY
 from runtime.timing import Timer, bottleneck, speed_text

@@ -18,13 +18,15 @@ from loaders import Loader
 from loaders.batch import num_samples
 from runtime import preemption
 from runtime.checkpoint import CheckpointWriter, read_checkpoint
-from runtime.evaluate import Progress, Shown
+from runtime.evaluate import Shown
 from runtime.finite import FiniteCheck, state_dicts
 from runtime.process_group import ProcessGroup
+from runtime.profile import profiler_of
+from runtime.progress import Progress
 from runtime.report import Report
 from runtime.resume import restore, start_from_weights
 from runtime.run_dir import acquire_run_dir
-from runtime.timing import Timer, profiler_of
+from runtime.timing import Timer
 from tasks import Task
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import torch
 
 from runtime import build_optimizer
 from runtime.accumulate import MicroBatches
-from runtime.evaluate import Progress
 from runtime.process_group import ProcessGroup
+from runtime.progress import Progress
 from tests.helpers import make_config
 from tests.processes import train
 from tests.results import assert_same_state, values_of

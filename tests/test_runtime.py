@@ -22,8 +22,8 @@ from conf.errors import UserError
 from loaders import build_loaders
 from models.pretrained import read_weights
 from runtime import Run, build_optimizer, preemption, run_main
-from runtime.evaluate import Progress
 from runtime.process_group import ProcessGroup
+from runtime.progress import Progress
 from tasks import build_task
 from tests.helpers import make_config
 from tests.processes import signal_handlers_restored
