@@ -97,8 +97,7 @@ def main() -> None:
     # model
     task = build_task(cfg, loader)
     model = trained.build_model(task)
-    facts = {name: trained.facts[name] for name in ("target", "in_channels", "dtype", "precision")}
-    facts["classes"] = loader.info.classes
+    facts = trained.facts | {"classes": loader.info.classes}
     transform = loader.transform
     if isinstance(transform, ImageTransform):
         exported = Exported(model, task, transform, getattr(torch, loader.info.dtype))

@@ -31,7 +31,7 @@ from conf.cli import parse_options
 from conf.errors import UserError, counted
 from conf.files import write_atomically
 from loaders import build_loaders
-from loaders.predict import build_new_loader, build_test_loader
+from loaders.predict import build_new_loader
 from runtime import run_command, setup
 from runtime.process_group import ProcessGroup
 from runtime.trained import read_trained
@@ -61,11 +61,8 @@ def main() -> None:
         device, group = setup(cfg), ProcessGroup()
 
     # data and task
-    broken: dict[str, str] = {}
     if split in ("val", "test"):
-        train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size)
-        if split == "test":
-            loader = build_test_loader(cfg, trained.target, device, group.rank, group.world_size)
+        train_loader, loader = build_loaders(cfg, device, group.rank, group.world_size, split)
         trained.check_data(loader)
         task = build_task(cfg, train_loader)
     elif split:
@@ -74,8 +71,8 @@ def main() -> None:
         raise UserError("data.root= is missing; give the place of new samples, or split=val")
     else:
         cfg.loss.weights = None
-        loader, broken = build_new_loader(
-            cfg, trained.target, trained.in_channels, device, group.rank, group.world_size
+        loader = build_new_loader(
+            cfg, trained.target, trained.facts["in_channels"], device, group.rank, group.world_size
         )
         task = build_task(cfg, loader)
     makes_images = "image" in task.columns
@@ -115,7 +112,7 @@ def main() -> None:
 
     # the table, in the order of the files
     lines = [(loader.info.name_of(sample), *table[sample]) for sample in sorted(table)]
-    lines += [(name, *no_values, reason) for name, reason in broken.items()]
+    lines += [(name, *no_values, reason) for name, reason in loader.info.left_out.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     # Names of files may hold bytes that are no text.
     with (
@@ -123,7 +120,7 @@ def main() -> None:
         temporary.open("w", newline="", errors="surrogateescape") as text,
     ):
         csv.writer(text).writerow(("path", *task.columns, "error"))
-        csv.writer(text).writerows(sorted(lines) if broken else lines)
+        csv.writer(text).writerows(sorted(lines) if loader.info.left_out else lines)
     if split:
         metrics = {f"{split}/{name}": value for name, value in task.metrics(totals).items()}
         print(json.dumps(metrics))
@@ -131,7 +128,8 @@ def main() -> None:
             temporary.write_text(json.dumps(metrics, indent=2) + "\n")
     num_broken = sum(line[-1] != "" for line in lines)
     last = f"{counted(len(lines), 'sample')}, {num_broken} of them broken: {path}"
-    print("; ".join([last, f"weights {trained.weights_file}", *loader.info.description]))
+    notes = () if split else loader.info.description
+    print("; ".join([last, f"weights {trained.weights_file}", *notes]))
 
 
 def image_file(name: str, root: str, out: Path) -> Path:

@@ -6,8 +6,7 @@ Start with `python train.py`.
 comments that name a phase keep the places apart that techniques and you edit: leave them there.
 """
 
-import hydra
-from torch import nn
+import torch
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -16,7 +15,6 @@ from runtime import Run, build_optimizer, entry_point, evaluate, run_main, seed_
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -64,7 +62,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

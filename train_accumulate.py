@@ -7,8 +7,7 @@ Combines with every technique.
 after the other; their gradients add up. Only BatchNorm differs: it normalises each part by itself.
 """
 
-import hydra
-from torch import nn
+import torch
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -20,7 +19,6 @@ from runtime.accumulate import MicroBatches, set_gradient_sync
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -81,7 +79,7 @@ def main(cfg: Config) -> None:
                 continue
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

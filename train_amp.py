@@ -7,11 +7,7 @@ Small float16 gradients would become zero: GradScaler multiplies the loss, and s
 gradients overflowed. bfloat16 has the range of float32; the scaler is then disabled.
 """
 
-import hydra
-
-# new #: low precision
 import torch
-from torch import nn
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -23,7 +19,6 @@ from runtime.amp import amp_dtype
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -86,7 +81,7 @@ def main(cfg: Config) -> None:
             # clip
             # new #: the norm of the true gradients
             scaler.unscale_(optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             # new #: a step whose gradients overflowed is skipped, and the scale shrinks

@@ -7,11 +7,10 @@ The gradients are averaged while `backward()` still runs: communication hides be
 With the same `global_batch_size` it computes what `train.py` computes.
 """
 
-import hydra
+import torch
 
 # new #: collectives
 import torch.distributed as dist
-from torch import nn
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -23,7 +22,6 @@ from runtime.distributed import convert_sync_batchnorm, init_process_group, loca
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
@@ -64,7 +62,7 @@ def main(cfg: Config) -> None:
     run.resume()
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
-    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     model.broadcast_buffers = False
 
     # your own: loggers, callbacks
@@ -85,7 +83,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

@@ -5,14 +5,10 @@ Start with `torchrun --standalone --nproc_per_node=2 train_ddp_amp.py`.
 Written by `python -m tools.compose ddp amp`.
 """
 
-import hydra
-
-# new #: low precision
 import torch
 
 # new #: collectives
 import torch.distributed as dist
-from torch import nn
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -27,7 +23,6 @@ from runtime.distributed import convert_sync_batchnorm, init_process_group, loca
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
@@ -78,7 +73,7 @@ def main(cfg: Config) -> None:
     run.resume()
 
     # new #: average the gradients over all ranks during backward; buffers matter in validation only
-    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     model.broadcast_buffers = False
 
     # your own: loggers, callbacks
@@ -104,7 +99,7 @@ def main(cfg: Config) -> None:
             # clip
             # new #: the norm of the true gradients
             scaler.unscale_(optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             # new #: a step whose gradients overflowed is skipped, and the scale shrinks

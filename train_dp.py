@@ -7,8 +7,7 @@ When to use it: almost never. `train_ddp.py` is faster even on one machine: here
 drives all GPUs, and copies the whole model to each of them in every step.
 """
 
-import hydra
-from torch import nn
+import torch
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -20,7 +19,6 @@ from runtime.distributed import visible_gpus
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -51,7 +49,7 @@ def main(cfg: Config) -> None:
     run.resume()
 
     # new #: split every batch over all visible GPUs
-    model = nn.DataParallel(model, device_ids=visible_gpus(cfg, device))
+    model = torch.nn.DataParallel(model, device_ids=visible_gpus(cfg, device))
 
     # your own: loggers, callbacks
 
@@ -71,7 +69,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

@@ -7,8 +7,7 @@ The average leaves out the noise of single steps as a lower learning rate would,
 second copy of the model. It includes BatchNorm's statistics.
 """
 
-import hydra
-from torch import nn
+import torch
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -20,7 +19,6 @@ from runtime.ema import EMA
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -73,7 +71,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

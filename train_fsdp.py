@@ -7,11 +7,10 @@ When to use it: where weights, gradients and optimizer state do not fit on each 
 of the model is gathered when it computes. Every script resumes from the shards that the ranks save.
 """
 
-import hydra
+import torch
 
 # new #: collectives
 import torch.distributed as dist
-from torch import nn
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -24,7 +23,6 @@ from runtime.fsdp import shard
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     # new #: one process per device, started by torchrun; the local rank chooses the device
@@ -86,7 +84,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # new #: the norm over the shards of all ranks
             grad_norm = group.full_tensor(grad_norm)

@@ -7,8 +7,7 @@ When to use it: where the activations of a batch do not fit on the device. The f
 block runs twice: a step takes about a third longer. The weights are those of `train.py`.
 """
 
-import hydra
-from torch import nn
+import torch
 
 from conf.schema import Config
 from loaders import build_loaders
@@ -20,7 +19,6 @@ from runtime.recompute import recompute
 from tasks import build_task
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
 @entry_point
 def main(cfg: Config) -> None:
     device = setup(cfg)
@@ -71,7 +69,7 @@ def main(cfg: Config) -> None:
             loss.backward()
 
             # clip
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad_norm)
 
             # update
             optimizer.step()

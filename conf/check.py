@@ -19,6 +19,10 @@ def keys_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any
             yield prefix + field.name, field, value
 
 
+def values_of(cfg: Config) -> dict[str, Any]:
+    return {key: value for key, _, value in keys_of(cfg)}
+
+
 def check_ranges(cfg: Config) -> None:
     """Raise UserError for a value that is out of its range, or an address with a password."""
     for key, field, value in keys_of(cfg):
@@ -48,7 +52,7 @@ def check_effects(cfg: Config) -> None:
         "data.fold=NUMBER": cfg.data.fold is not None,
         "profile.steps=[SKIP,RECORD]": cfg.profile.steps is not None,
     }
-    defaults = {key: value for key, _, value in keys_of(Config())}
+    defaults = values_of(Config())
     for key, field, value in keys_of(cfg):
         of = field.metadata.get("of")
         if not of or value in (0, defaults[key]):

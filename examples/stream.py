@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
+from conf.errors import UserError
 from conf.schema import Config
 from loaders import DataInfo
 from loaders.targets import Target
@@ -47,6 +48,8 @@ class Stream:
     def __init__(
         self, cfg: Config, split: str, device: torch.device, rank: int, world_size: int
     ) -> None:
+        if split == "test":
+            raise UserError("data.layout=stream has no split=test; use split=val")
         self.data = Noise(256 if split == "train" else 64)
         self.size, self.device = cfg.global_batch_size, device
         self.share, self.max_batches = slice(rank, None, world_size), self.data.count // self.size

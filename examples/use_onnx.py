@@ -31,7 +31,9 @@ def main(model: str, *paths: str) -> None:
 def read_photo(path: str, facts: dict[str, Any]) -> Image.Image:
     """Read a photo upright, as RGB of 8 bits, or as grey if the model has one channel."""
     with Image.open(path) as stored:
-        photo = stored if facts["exif"] is False else ImageOps.exif_transpose(stored)
+        if facts["exif"] is False:
+            stored.getexif()[0x112] = 1  # Pillow turns TIFFs even if it is not asked to
+        photo = ImageOps.exif_transpose(stored)
         if photo.mode.startswith("I"):  # 16 bits, which convert() would clip, not scale
             photo = Image.fromarray((np.asarray(photo) >> 8).astype(np.uint8))
         elif photo.has_transparency_data:

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import torch
 
+from conf.errors import UserError
 from conf.names import find
 from conf.schema import Config
 from loaders.backends import image_loader
@@ -16,9 +17,10 @@ from loaders.loader import DataInfo, Loader
 
 
 def build_loaders(
-    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1
+    cfg: Config, device: torch.device, rank: int = 0, world_size: int = 1, held_out: str = "val"
 ) -> tuple[Loader, Loader]:
     """Build the training and the validation loader of this rank; see `Loader` for what they yield.
+    With `held_out="test"`, the test split takes the place of the validation.
 
     Args:
         cfg: `cfg.data`, `cfg.loader`, `cfg.global_batch_size`, `cfg.epoch_steps` and `cfg.seed` are
@@ -28,22 +30,25 @@ def build_loaders(
         world_size: number of ranks.
 
     Raises:
-        UserError: the data is missing, or a value of the configuration does not fit it.
+        UserError: the data or the split is missing, or a value of the configuration does not fit.
     """
-    place = device, rank, world_size
-    if cfg.data.layout == "own":
-        # Images need nothing of own data.
-        own_loader = import_module("loaders.own_data").own_loader
-        train, val = (own_loader(cfg, split, *place) for split in SPLITS)
-    elif isinstance(layout := find("loaders.layouts", cfg.data.layout, "data.layout"), type):
-        train, val = (layout(cfg, split, *place) for split in SPLITS)  # loaders of its own
+    place, splits = (device, rank, world_size), ("train", held_out)
+    layout = find("loaders.layouts", cfg.data.layout, "data.layout")
+    if isinstance(layout, type):
+        train, val = (layout(cfg, split, *place) for split in splits)  # loaders of its own
     else:
         if cfg.loader.name == "packed":
             indexes = import_module("loaders.pack").open_pack(cfg)
         else:
-            indexes = open_index(cfg.data)
+            indexes = open_index(cfg.data, {*SPLITS, held_out})
+        if held_out not in indexes:
+            raise UserError(
+                f"data={cfg.data.layout} data.root={cfg.data.root} has no split={held_out}, as a "
+                "pack or shards, or it chose the best epoch, as there is no val; use split=val, or "
+                "the files of a test split"
+            )
         train, val = (
-            image_loader(cfg, indexes[split], *place, train=split == "train") for split in SPLITS
+            image_loader(cfg, indexes[split], *place, train=split == "train") for split in splits
         )
     train.info.num_val_samples = val.info.num_samples
     if isinstance(train, Loader):

@@ -1,11 +1,15 @@
-"""Batches: any nesting of dicts and tuples around tensors and lists with one entry per sample."""
+"""Batches: any nesting of dicts and tuples around tensors and lists with one entry per sample; and
+how they come from worker processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from conf.errors import UserError
 
@@ -38,6 +42,61 @@ class Batch:
         for tensor in tensors_of(self.content):
             tensor.share_memory_()
         return self
+
+
+class Slots:
+    """Shared memory in which workers send batches of images: slots that they use again and again.
+
+    New memory for each batch costs a page fault for each of its pages, and a connection for each
+    tensor: loader=pytorch then takes 1.1 times the CPU's time for photos and 1.9 times for digits.
+    """
+
+    def __init__(self, images: Sequence[Tensor], num_workers: int, num_per_worker: int) -> None:
+        """Make slots for images like those of a whole batch; a worker overwrites a batch after so
+        many others."""
+        self.images, self.number = images, num_workers * num_per_worker
+        self.num_per_worker, self.num_sent = num_per_worker, 0
+        self.key = id(self)
+        _slots[self.key] = self
+
+    @cached_property
+    def sides(self) -> list[Tensor]:
+        """The memory, which is taken when the first worker starts."""
+        return [x.new_empty(self.number, *x.shape).share_memory_() for x in self.images]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"images": (), "sides": self.sides}
+
+    def send(self, batch: Batch) -> "Batch | _Sent":
+        """Put the images of a worker's batch, if there are any, into its next slot."""
+        if batch.content is None:
+            return batch
+        worker: Any = get_worker_info()
+        slot = worker.id * self.num_per_worker + self.num_sent % self.num_per_worker
+        self.num_sent += 1
+        for side, images in zip(self.sides, batch.content, strict=True):
+            side[slot, : len(images)] = images
+        return _Sent(self.key, slot, replace(batch, content=None))
+
+
+_slots: WeakValueDictionary[int, Slots] = WeakValueDictionary()
+"""Those that this process receives batches in."""
+
+
+class _Sent(NamedTuple):
+    """A batch whose images are in a slot: pickled in a worker, it is unpickled as the batch."""
+
+    key: int
+    slot: int
+    batch: Batch
+
+    def __reduce__(self) -> Any:
+        return _received, tuple(self)
+
+
+def _received(key: int, slot: int, batch: Batch) -> Batch:
+    content = tuple(side[slot, : len(batch.rows)] for side in _slots[key].sides)
+    return replace(batch, content=content)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, nested: Any = (dict, list, tuple)) -> Any:

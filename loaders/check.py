@@ -9,10 +9,8 @@ The exit code is 1 if any is broken. `out=FILE` also writes their paths, one a l
 import os
 import sys
 from dataclasses import replace
-from io import BytesIO
+from importlib import import_module
 from pathlib import Path
-
-from PIL import Image
 
 from conf.cli import load_config, parse_options, user_errors
 from conf.errors import counted
@@ -38,36 +36,25 @@ def check(data: DataConfig) -> tuple[int, dict[str, str]]:
         for side in range(len(index.sides))
     ]
     num_files = len(problems) + len(images)
-    found = map_in_threads(_problem_of, images, "decoding", cpus_per_rank())
-    first = b""
-    for (index, sample, side), (problem, palette) in zip(images, found, strict=True):
-        first += palette[len(first) :]
-        if palette != first[: len(palette)]:
-            problem = "has another palette than masks before it; use one for all"
-        if problem:
-            problems[index.place_of(sample, side)] = problem
+    reasons = map_in_threads(_reason_of, images, "decoding", cpus_per_rank())
+    for (index, sample, side), reason in zip(images, reasons, strict=True):
+        if reason:
+            problems[index.place_of(sample, side)] = reason
+    if indexes[0].target.kind == "masks":
+        # A project without masks has nothing of them.
+        problems |= import_module("loaders.layouts.masks").other_palettes(indexes, problems)
     return num_files, problems
 
 
-def _problem_of(image: tuple[Index, int, int]) -> tuple[str, bytes]:
-    """Return why an image (index, sample, side) is broken, or nothing, and the palette of a mask
-    that is a PNG, three bytes a colour, up to its highest index: above that there may be anything.
-    """
+def _reason_of(image: tuple[Index, int, int]) -> str:
+    """Return why an image (index, sample, side) is broken, or nothing."""
     index, sample, side = image
     try:
         index.read(sample, side)
     except (BadFileError, ReadError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return reason_of(cause, index.place_of(sample, side)), b""
-    if index.sides[side].content != "indices":
-        return "", b""
-    content = index.content(sample, side)
-    if not content.startswith(b"\x89PNG"):
-        return "", b""
-    with Image.open(BytesIO(content)) as mask:
-        colours = bytes(mask.palette.palette) if mask.palette else b""
-    highest = int(index.headers[side]["highest"][sample])
-    return "", colours[: 3 * (highest + 1)]
+        return reason_of(cause, index.place_of(sample, side))
+    return ""
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from conf.errors import UserError
 from conf.schema import DataConfig
 from loaders.images import reason_of
 
-FORMAT = 15
+FORMAT = 16
 """Increased when what is on disk changes."""
 
 FACTS = "index.json"

@@ -4,11 +4,8 @@
 import hashlib
 import logging
 import os
-import unicodedata
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +14,9 @@ from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
 from loaders.columns import Columns, one_process_at_a_time, open_columns, write_columns
 from loaders.folders import IMAGE_ENDINGS
-from loaders.images import HEADER, Header, decode, read_header, reason_of
-from loaders.index import Index, complete
+from loaders.images import HEADER, read_header, reason_of
+from loaders.index import Files, Index, complete, folder_of, path_below
 from loaders.limits import map_in_threads
-from loaders.sources import Files, folder_of, path_below
 from loaders.splits import check_no_split, split_by_seed
 from loaders.targets import ImageSpec, Target
 
@@ -28,16 +24,21 @@ log = logging.getLogger(__name__)
 
 
 def read_headers(
-    files: Sequence[Sequence[str]], data: DataConfig, contents: Sequence[str] = ("rgb",)
+    files: Sequence[Sequence[str]],
+    data: DataConfig,
+    contents: Sequence[str] = ("rgb",),
+    notes: Sequence[str] = (),
 ) -> Columns:
-    """Return, for each side, `names`, `headers` and `reasons` of its files. Headers are read unless
-    they are cached and the files have not changed since; they are zeros where a file cannot be
-    used, for which there is a reason, or is left out by `data.leave_out`.
+    """Return, for each side, `names` and `headers` of its files, with the facts that `file_index`
+    needs. Headers are read unless they are cached and the files have not changed since;
+    they are zeros where a file cannot be used, for which there is a reason, or is left out by
+    `data.leave_out`.
 
     Args:
         files: of each side, their paths below `data.root`.
         data: the configuration.
         contents: kind of content of each side, see `ImageSpec.content`.
+        notes: see `Index`.
 
     Raises:
         UserError: some that are not in `data.leave_out` have no readable header or are too large,
@@ -45,31 +46,50 @@ def read_headers(
             cannot be written to.
     """
     columns, folder = Columns(), folder_of(data.root)
-    listed, matched = listed_names(data), set[bytes]()
-    columns.facts = {"content": contents[0]}
+    listed, matched, reasons = listed_names(data), set[bytes](), dict[str, str]()
     for side, (below, content) in enumerate(zip(files, contents, strict=True)):
         names = np.array([*map(os.fsencode, below)], np.bytes_)
-        paths = [folder + name for name in below]
-        headers, reasons = _headers_of(paths, names, data, content)
-        if listed:
-            is_listed = np.array([name in listed for name in names.tolist()], bool)
-            headers[is_listed], reasons[is_listed] = np.zeros((), HEADER), ""
-            matched |= {*names[is_listed].tolist()}
-        _check(paths, headers, reasons, data, content)
-        sides = {"names": names, "headers": headers, "reasons": reasons}
-        columns.update({f"{name}-{side}": column for name, column in sides.items()})
+        used = np.flatnonzero([name not in listed for name in names.tolist()])
+        headers, paths = np.zeros(len(names), HEADER), [folder + below[i] for i in used.tolist()]
+        headers[used] = _headers_of(paths, names[used], data, content, reasons)
+        columns |= {f"names-{side}": names, f"headers-{side}": headers}
+        matched |= listed.intersection(names.tolist())
+    if reasons and data.on_error == "raise":
+        few = first_few(f"{path} ({reason})" for path, reason in sorted(reasons.items()))
+        raise UserError(
+            f"{len(reasons)} of {sum(map(len, files))} files cannot be used: {few}; repair or "
+            "remove them"
+        )
+    inputs = columns["headers-0"]
+    good = np.flatnonzero(inputs["height"])
+    kinds = inputs[["channels", "bits"]][good]
+    wrong = good[kinds != kinds[:1]]
+    if len(wrong):
+        raise UserError(
+            f"{len(wrong)} of {len(good)} images, such as {folder}{files[0][wrong[0]]}, differ in "
+            f"channels or bits from {folder}{files[0][good[0]]}; use images of one kind"
+        )
     report_unmatched(data, len(listed), len(matched))
+    columns.facts = {"contents": contents, "reasons": reasons, "notes": notes}
     return columns
 
 
 def _headers_of(
-    paths: list[str], names: np.ndarray, data: DataConfig, content: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the headers of a side's files, and (N,) texts why some cannot be used, else empty."""
+    paths: list[str], names: np.ndarray, data: DataConfig, content: str, reasons: dict[str, str]
+) -> np.ndarray:
+    """Return the headers of files of a side, and add to the `reasons` by path why some cannot be
+    used."""
     keys = data.root, data.max_pixels, data.ignore_index, data.background, data.exif
     hashed = hashlib.sha256(os.fsencode(f"{keys} {content} {HEADER}")).hexdigest()[:16]
     cache = Path(data.cache_dir, f"headers-{hashed}")
-    headers, reasons = np.zeros(len(paths), HEADER), np.full(len(paths), "", object)
+    headers = np.zeros(len(paths), HEADER)
+
+    def read(i: int) -> None:
+        try:
+            headers[i] = tuple(read_header(paths[i], content, data))
+        except Exception as error:  # damaged bytes make the libraries raise errors of any type
+            reasons[paths[i]] = reason_of(error, paths[i])
+
     with one_process_at_a_time(cache):
         cached = Columns(names=names[:0], headers=headers[:0])
         with suppress(UserError):  # there is none, or it is damaged
@@ -81,42 +101,16 @@ def _headers_of(
         is_changed = (headers["num_bytes"] != num_bytes) | (headers["modified_ns"] != modified_ns)
         headers[is_changed] = np.zeros((), HEADER)
         unread = np.flatnonzero(headers["height"] == 0).tolist()
-        read = partial(_header_or_reason, data=data, content=content)
-        answers = map_in_threads(read, [paths[i] for i in unread], "reading headers")
-        for i, answer in zip(unread, answers, strict=True):
-            if isinstance(answer, Header):
-                headers[i] = tuple(answer)
-            else:
-                reasons[i] = answer
+        map_in_threads(read, unread, "reading headers")
         headers["num_bytes"], headers["modified_ns"] = num_bytes, modified_ns
-        if np.count_nonzero(reasons) < len(unread):
-            is_good = headers["height"] > 0
+        is_good = headers["height"] > 0
+        if is_good[unread].any():
             found = Columns(  # of cached ones, those of other sides are kept
                 names=np.concatenate([names[is_good], cached["names"]]),
                 headers=np.concatenate([headers[is_good], cached["headers"]]),
             )
             write_columns(found.take(np.unique(found["names"], return_index=True)[1]), cache)
-    return headers, reasons
-
-
-def _check(
-    paths: list[str], headers: np.ndarray, reasons: np.ndarray, data: DataConfig, content: str
-) -> None:
-    """Raise UserError if files of a side cannot be used, or differ in what they hold."""
-    broken = np.flatnonzero(reasons)
-    if len(broken) and data.on_error == "raise":
-        named = first_few(f"{paths[i]} ({reasons[i]})" for i in broken)
-        raise UserError(
-            f"{len(broken)} of {len(paths)} files cannot be used: {named}; repair or remove them"
-        )
-    good = np.flatnonzero(headers["height"])
-    kinds = headers[["channels", "bits"]][good]
-    wrong = good[kinds != kinds[:1]]
-    if len(wrong) and content != "indices":  # masks may differ
-        raise UserError(
-            f"{len(wrong)} of {len(good)} images, such as {paths[wrong[0]]}, differ in channels or "
-            f"bits from {paths[good[0]]}; use images of one kind"
-        )
+    return headers
 
 
 def _stamp_of(path: str) -> tuple[int, int]:
@@ -126,37 +120,6 @@ def _stamp_of(path: str) -> tuple[int, int]:
     except OSError:  # such as a link to nowhere; reading its header will say so
         return 0, 0
     return found.st_size, found.st_mtime_ns
-
-
-def _header_or_reason(path: str, data: DataConfig, content: str) -> Header | str:
-    """Return the header of a file, or the reason why it cannot be used."""
-    try:
-        background = int.from_bytes(bytes(data.background))
-        header = read_header(path, content, background, turns=data.exif is not False)
-        num_pixels = header.height * header.width
-        if content == "indices" and num_pixels <= data.max_pixels:
-            header = _with_indices(path, header, data.ignore_index)
-    except Exception as error:  # damaged bytes make the libraries raise errors of any type
-        return reason_of(error, path)
-    if num_pixels > data.max_pixels:
-        return (
-            f"{header.height}x{header.width} pixels are more than data.max_pixels="
-            f"{data.max_pixels}; raise it if the file is meant"
-        )
-    return header
-
-
-def _with_indices(path: str, header: Header, ignore_index: int) -> Header:
-    """Return the header of a mask with the facts that need its pixels."""
-    indices = decode(Path(path).read_bytes(), np.array([tuple(header)], HEADER)[0], "indices")
-    counts = indices[indices != ignore_index]
-    if counts.size and counts.min() < 0:
-        raise ValueError(
-            f"holds {counts.min()}, which is no class; set data.ignore_index={counts.min()} if "
-            "it means none"
-        )
-    highest = int(counts.max()) if counts.size else -1
-    return header._replace(channels=1, bits=8 * indices.itemsize, highest=highest)
 
 
 def listed_names(data: DataConfig) -> set[bytes]:
@@ -188,29 +151,25 @@ def report_unmatched(data: DataConfig, num_lines: int, num_matched: int) -> None
 def index_splits(
     name: str,
     data: DataConfig,
-    splits: Collection[str],
     files: Columns,
     target: Target,
     counts: dict[str, int],
-    notes: tuple[str, ...] = (),
 ) -> dict[str, Index]:
     """Build the index of the training samples and of those that are held out, by split.
 
     Args:
         name: name of the data set, for messages.
         data: the configuration.
-        splits: those that are wanted besides `train`.
         files, target: files, as `read_headers` returns them, and targets of all samples, those of
             `train` first.
-        counts: number of samples of each split that there is; without `val`, if it is wanted, those
-            of `train` are split by seed.
-        notes: see `Index`.
+        counts: number of samples of each split that there is; without `val`, those of `train` are
+            split by seed.
     """
     ends = np.cumsum([*counts.values()])
     parts = dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
     if "val" in counts:
         check_no_split(data)
-    elif "val" in splits:
+    else:
         labels = None
         if data.fold is not None and target.values is not None and target.kind != "numbers":
             # Folds share out each combination of labels.
@@ -218,65 +177,43 @@ def index_splits(
             labels = np.unique(of_train, axis=0, return_inverse=True)[1].ravel()
         parts["train"], parts["val"] = split_by_seed(counts["train"], data, labels)
     return {
-        split: file_index(f"{name}/{split}", data, files.take(part), target.take(part), notes)
+        split: file_index(f"{name}/{split}", data, files.take(part), target.take(part))
         for split, part in parts.items()
     }
 
 
-def file_index(
-    name: str, data: DataConfig, files: Columns, target: Target, notes: tuple[str, ...] = ()
-) -> Index:
+def file_index(name: str, data: DataConfig, files: Columns, target: Target) -> Index:
     """Build the index of image files but for those that are to be left out; raise UserError if
     there are none. See `index_splits` for the arguments."""
     is_good = np.all([headers["height"] > 0 for headers in files.of_sides("headers")], axis=0)
-    left_out = {
-        path_below(data.root, names[i]): str(reasons[i])
-        for names, reasons in zip(files.of_sides("names"), files.of_sides("reasons"), strict=True)
-        for i in np.flatnonzero(reasons)
-    }
-    if not is_good.any():
+    reasons: dict[str, str] = files.facts["reasons"]
+    unused = np.concatenate([names[~is_good] for names in files.of_sides("names")])
+    paths = [path_below(data.root, name) for name in unused]
+    left_out = {path: reasons[path] for path in paths if path in reasons}
+    good = np.flatnonzero(is_good)
+    if not len(good):
         bad = first_few(f"{path} ({reason})" for path, reason in left_out.items())
         raise UserError(
             f"{name} has no images{f' that can be used: {bad}' if bad else ''}; expected files "
             f"like {', '.join(IMAGE_ENDINGS)}"
         )
-    columns = files.take(np.flatnonzero(is_good))
-    for side in range(len(files.of_sides("reasons"))):
-        del columns[f"reasons-{side}"]
+    columns = files.take(good)
     headers = columns.of_sides("headers")
     columns["sizes"] = sizes_of(headers[0])
-    backgrounds = np.concatenate([each["background"] for each in headers])
-    clear = backgrounds[backgrounds >= 0]
-    notes += tuple(_spellings(target.classes))
-    if len(clear):
-        colour = [*int(clear[0]).to_bytes(3)]
-        notes += (f"{len(clear):,} images may be transparent: data.background={colour} shows",)
-    channels, bits = headers[0][["channels", "bits"]][0].item()
-    specs = [ImageSpec(channels, f"uint{bits}", content=files.facts["content"])]
-    if target.kind == "images":
-        specs.append(specs[0]._replace(size_factor=target.size_factor))
-    elif target.kind == "masks":
-        bits = headers[1]["bits"].max()
+    notes = [*files.facts["notes"]]
+    if num_clear := sum(np.count_nonzero(side["background"] >= 0) for side in headers):
+        shown = f"data.background={[*data.background]} shows"
+        notes.append(f"{num_clear:,} images may be transparent: {shown}")
+    specs = []
+    for side, (content, header) in enumerate(zip(files.facts["contents"], headers, strict=True)):
+        bits = header["bits"].max()
         dtype = "int32" if bits == 32 else f"uint{bits}"
-        specs.append(ImageSpec(1, dtype, 1, target.interpolation, "indices"))
-    good_targets = target.take(np.flatnonzero(is_good))
-    return Files(complete(columns, name, good_targets, specs, left_out, notes), data.root)
+        factor = target.size_factor if side else 1
+        specs.append(ImageSpec(int(header["channels"][0]), dtype, factor, content))
+    columns = complete(columns, name, target.take(good), specs, left_out, notes)
+    return Files(columns, data.root)
 
 
 def sizes_of(headers: np.ndarray) -> np.ndarray:
     """Return (N, 2): height and width in pixels; (0, 0) where a file is to be left out."""
     return np.stack([headers["height"], headers["width"]], axis=1)
-
-
-def _spellings(classes: tuple[str, ...]) -> list[str]:
-    """Return a line on classes whose names may be spellings of one, such as `Cat` and `cat`, or `1`
-    and `1.0`, if there are any."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in classes:
-        try:
-            meaning = str(float(name))
-        except ValueError:
-            meaning = unicodedata.normalize("NFC", name).casefold()
-        alike[meaning].append(name)
-    groups = [", ".join(names) for names in alike.values() if len(names) > 1]
-    return [f"spellings of one name that are classes each: {first_few(groups)}"] if groups else []

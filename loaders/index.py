@@ -1,9 +1,9 @@
-"""The samples of a split: what there is, as columns, and how their images are read."""
+"""The samples of a split: what there is, as columns, and how their images are read from files."""
 
 import hashlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -128,15 +128,13 @@ class Index(Order):
         y, x, height, width = (spec.size_factor * length for length in rectangle)
         part = y, x, height, width
         try:
-            return decode_resized(
-                content, header, spec.content, part, size, spec.interpolation, reduces
-            )
+            return decode_resized(content, header, spec, part, size, reduces)
         except Exception as error:  # damaged bytes make decoders raise errors of any type
             raise self.bad_file(sample, side, error) from error
 
-    def read_batch(self, samples: np.ndarray) -> np.ndarray | None:
-        """Return whole inputs, (B, height, width, channels), if they have one size and need no
-        decoding; else None."""
+    def read_batch(self, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray | None:
+        """Return the rectangles of the inputs of rows, which have this size, (B, *size, channels),
+        if all inputs have one size and need no decoding; else None."""
         return None
 
     def read_form(self, samples: np.ndarray, side: int) -> Any:
@@ -160,6 +158,85 @@ class Index(Order):
             f"{self.place_of(sample, side)} cannot be decoded ({reason}); {self.fix}, or leave it "
             "out with data.on_error=skip or data.leave_out=FILE"
         )
+
+
+class Files(Index):
+    """Image files below `root`."""
+
+    form = "paths"
+
+    def __init__(self, columns: Columns, root: str) -> None:
+        super().__init__(columns)
+        self.folder = folder_of(root)
+
+    def content(self, sample: int, side: int) -> bytes | bytearray:
+        path = self.name_of(sample, side)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.readall()
+        except OSError as error:
+            raise _unread(path, error) from error
+
+    @cached_property
+    def raw_shape(self) -> tuple[int, int, int, int] | None:
+        """Height, width, channels and bits of all images, if they are uncompressed inputs of one
+        size."""
+        headers = self.headers
+        shapes = headers[0][["height", "width", "channels", "bits"]]
+        is_raw = (shapes == shapes[:1]).all() and (headers[0]["raw_offset"] >= 0).all()
+        return shapes[0].item() if is_raw and len(headers) == 1 else None
+
+    def read_batch(self, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray | None:
+        """Read pixels alone into one array: twice as fast as whole files, one by one (5 channels of
+        50x50 pixels)."""
+        if self.raw_shape is None:
+            return None
+        *shape, bits = self.raw_shape
+        samples, images = rows["sample"], np.empty((len(rows), *shape), f"uint{bits}")
+        starts = self.headers[0]["raw_offset"][samples].tolist()
+        for sample, start, image in zip(samples.tolist(), starts, images, strict=True):
+            path = self.name_of(sample)
+            try:
+                file = os.open(path, os.O_RDONLY)  # a file object would call the system more often
+                try:
+                    num_bytes = os.preadv(file, [image.data.cast("B")], start)
+                finally:
+                    os.close(file)
+            except OSError as error:
+                raise _unread(path, error) from error
+            if num_bytes < image.nbytes:
+                raise self.bad_file(sample, 0, EOFError("it is cut short"))
+        return images if images.shape[1:3] == size else cut(images, rows, size)
+
+    def read_form(self, samples: np.ndarray, side: int) -> Any:
+        # One array is fed in a fifth of the time that a list of paths takes; the system takes a
+        # path to end at its first zero.
+        folder = os.fsencode(self.folder)
+        length = len(folder) + 1 + max(names.itemsize for names in self.columns.of_sides("names"))
+        paths = np.char.add(folder, self.columns[f"names-{side}"][samples])
+        return paths.astype(f"S{length}").view(np.uint8).reshape(len(samples), length)
+
+
+def _unread(path: str, error: OSError) -> ReadError:
+    """Return the error of a file that cannot be read, unless the machine is to blame."""
+    return ReadError(f"{path} cannot be read ({reason_of(error, path)}); see to it, and resume")
+
+
+def cut(images: Iterable[np.ndarray], rows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the rectangles of the images of rows, which have this size."""
+    height, width = size
+    corners = zip(images, rows["y"].tolist(), rows["x"].tolist(), strict=True)
+    return np.stack([image[y : y + height, x : x + width] for image, y, x in corners])
+
+
+def folder_of(root: str) -> str:
+    """Return a folder with the separator at its end; the working directory is empty."""
+    return os.path.join(os.path.normpath(root), "").removeprefix("./")
+
+
+def path_below(root: str, name: bytes) -> str:
+    """Return the path of a file that is called `name` below `root`."""
+    return folder_of(root) + os.fsdecode(bytes(name))
 
 
 def complete(

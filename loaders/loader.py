@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import repeat, takewhile
 from typing import Any
@@ -50,6 +50,9 @@ class DataInfo:
 
     name_of: Callable[[int], str] = "sample {}".format
     """Name of a sample, for messages and tables."""
+
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files that are no samples, as their headers are bad, and why."""
 
     has_files: bool = False
     """Names are paths, which `data.leave_out` can list."""

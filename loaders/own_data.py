@@ -99,49 +99,53 @@ class OwnSamples(Samples, Dataset[Batch]):
             ) from error
 
 
-def own_loader(cfg: Config, split: str, device: torch.device, rank: int, world_size: int) -> Loader:
-    """Build the loader of a split: `train`, `val`, `test` or, for `predict.py data.root=...`,
-    `new`. Without worker processes, this process loads its batches when they are asked for.
+class OwnLoader(Loader):
+    """The loader of a split: `train`, `val`, `test` or, for `predict.py data.root=...`, `new`.
+    Without worker processes, this process loads its batches when they are asked for.
 
     Raises:
         UserError: there is no such split, or its samples do not fit the configuration.
     """
-    name = str(cfg.data.name)
-    if cfg.loader.name != "pytorch":
-        raise UserError(
-            f"loader.name={cfg.loader.name} is for images; with data=own use loader=pytorch"
-        )
-    function = find("loaders.own", name, "data.name")
-    try:
-        data = function(cfg.data, split)
-    except FileNotFoundError as error:
-        raise UserError(f"data.name={name} data.root={cfg.data.root}: {told(error)}") from error
-    if not isinstance(data, OwnData):
-        raise UserError(
-            f"data.name={name} has no split={split}: its function returned {type(data).__name__}; "
-            "return OwnData(dataset), or use split=val"
-        )
-    if data.target is not None and split == "train":
-        check_rounding(data.target)
-    samples = OwnSamples(f"{name}/{split}", data, cfg, split == "train")
-    plan = Plan(samples, cfg, rank, world_size)
-    batches = data_loader(samples, plan, cfg.loader.num_workers or 0, cfg, device)
 
-    def to_device(value: Any) -> Any:
-        if not isinstance(value, Tensor):
+    def __init__(
+        self, cfg: Config, split: str, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        name = str(cfg.data.name)
+        if cfg.loader.name != "pytorch":
+            raise UserError(
+                f"loader.name={cfg.loader.name} is for images; with data=own use loader=pytorch"
+            )
+        function = find("loaders.own", name, "data.name")
+        try:
+            data = function(cfg.data, split)
+        except FileNotFoundError as error:
+            raise UserError(f"data.name={name} data.root={cfg.data.root}: {told(error)}") from error
+        if not isinstance(data, OwnData):
+            raise UserError(
+                f"data.name={name} has no split={split}: its function returned "
+                f"{type(data).__name__}; return OwnData(dataset), or use split=val"
+            )
+        if data.target is not None and split == "train":
+            check_rounding(data.target)
+        samples = OwnSamples(f"{name}/{split}", data, cfg, split == "train")
+        plan = Plan(samples, cfg, rank, world_size)
+        batches = data_loader(samples, plan, cfg.loader.num_workers or 0, cfg, device)
+
+        def to_device(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value.to(device, non_blocking=True)
+            if cfg.loader.channels_last and value.ndim == 4 and value.is_floating_point():
+                return value.contiguous(memory_format=torch.channels_last)
             return value
-        value = value.to(device, non_blocking=True)
-        if cfg.loader.channels_last and value.ndim == 4 and value.is_floating_point():
-            return value.contiguous(memory_format=torch.channels_last)
-        return value
 
-    def transform(batch: Batch) -> tuple[Any, Any]:
-        inputs, targets = batch.content
-        if data.target is not None and data.target.kind == "labels":
-            _check_labels(samples.name, batch.rows, targets, len(data.target.classes))
-        return map_leaves(to_device, inputs), map_leaves(to_device, targets)
+        def transform(batch: Batch) -> tuple[Any, Any]:
+            inputs, targets = batch.content
+            if data.target is not None and data.target.kind == "labels":
+                _check_labels(samples.name, batch.rows, targets, len(data.target.classes))
+            return map_leaves(to_device, inputs), map_leaves(to_device, targets)
 
-    return Loader(plan, batches, transform, _info(plan, data, split), device)
+        super().__init__(plan, batches, transform, _info(plan, data, split), device)
 
 
 def _check_labels(name: str, rows: np.ndarray, labels: Tensor, num_classes: int) -> None:
@@ -156,17 +160,20 @@ def _check_labels(name: str, rows: np.ndarray, labels: Tensor, num_classes: int)
 
 
 def _info(plan: Plan, data: OwnData, split: str) -> DataInfo:
-    """Return the facts that follow from the first good sample; raise UserError if it is no pair, or
-    its inputs do not fit models."""
+    """Return the facts that follow from the first good sample; raise UserError if it is no pair."""
     samples: Any = copy.copy(plan.samples)
     samples.train = True  # the next sample takes the place of a bad one
     first = np.zeros(1, np.int64)
     batch = samples.__getitems__(samples.rows(0, first, first))
-    inputs, target = None, data.target
-    if batch.error is None:
-        inputs = _inputs_of(samples.name, batch.content)
-    elif split != "new":  # of which bad samples are part of the result
+    if batch.error is not None and split != "new":  # of which bad samples are part of the result
         raise batch.error
+    pair = (None, None) if batch.error is not None else batch.content
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UserError(
+            f"{samples.name}: an item is {type(pair).__name__}, not a pair; return (inputs, "
+            "targets) from __getitem__ or collate_fn"
+        )
+    inputs, target = pair[0], data.target
     tensors = tensors_of(inputs)
     image = tensors[0] if tensors else torch.zeros(0)
     shapes = ", ".join(f"{[*each.shape[1:]]} {each.dtype}" for each in tensors)
@@ -182,21 +189,6 @@ def _info(plan: Plan, data: OwnData, split: str) -> DataInfo:
         pictures=pictures,
         class_counts=lambda: target.class_counts() if target else None,
     )
-
-
-def _inputs_of(name: str, content: Any) -> Any:
-    """Return the inputs of a batch."""
-    if not isinstance(content, tuple | list) or len(content) != 2:
-        raise UserError(
-            f"{name}: an item is {type(content).__name__}, not a pair; return (inputs, targets) "
-            "from __getitem__ or collate_fn"
-        )
-    if any(tensor.dtype == torch.float64 for tensor in tensors_of(content[0])):
-        raise UserError(
-            f"{name}: inputs are float64, which models do not take; return float32, such as "
-            "array.astype('float32')"
-        )
-    return content[0]
 
 
 def pictures(inputs: Any) -> Tensor | None:

@@ -28,8 +28,8 @@ from loaders.columns import (
 from loaders.index import SPLITS, Index
 from loaders.layouts import open_index
 from loaders.limits import map_in_threads
+from loaders.pixels import Pixels
 from loaders.rectangles import resized_sizes
-from loaders.sources import Pixels
 
 FIX = "pack again into another folder"
 SHARDS = {"shard_mb": "128", "shards": ""}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import UserError, counted
+from conf.errors import UserError, counted, first_few
 from conf.schema import DataConfig
 from loaders.folders import folders_in
 
@@ -27,6 +27,8 @@ def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[st
     if "test" in used and "val" not in used and data.fold is None:
         log.info("test of %s validates, as there is no val: nothing is left to test", where)
         used["val"] = used.pop("test")
+    if unknown := sorted({*found} - SPLIT_NAMES.keys()):
+        raise UserError(f"{where} has {first_few(unknown)}; use {', '.join(SPLIT_NAMES)}")
     if "train" not in used or ("val" not in used and data.fold is None):
         raise UserError(
             f"{where} has {' and '.join(sorted(found))}; it needs one split for training and one "
@@ -36,8 +38,8 @@ def used_splits(found: Collection[str], data: DataConfig, where: str) -> dict[st
 
 
 def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict[str, Path]:
-    """Return the folders of `train` and of those of the `splits` that there are; that of `train`
-    alone, which may be the root, if its samples are to be split by seed.
+    """Return the folders of those of the `splits` that there are; that of `train` alone, which may
+    be the root, if its samples are to be split by seed.
 
     Folders named after splits are classes if they hold no folders and are not of both splits.
     """
@@ -57,7 +59,7 @@ def split_folders(root: Path, data: DataConfig, splits: Collection[str]) -> dict
     if not is_both and not any(any(folders_in(folder)) for folder in named.values()):
         return {"train": root}
     used = used_splits(named, data, str(root))
-    return {split: named[name] for split, name in used.items() if split in ("train", *splits)}
+    return {split: named[name] for split, name in used.items() if split in splits}
 
 
 def split_by_seed(

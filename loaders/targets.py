@@ -14,15 +14,19 @@ class ImageSpec(NamedTuple):
     """One of the images of a sample: the input, or its target.
 
     Its `dtype` is `uint8` or `uint16`, of masks also `int32`; `size_factor` is its height and
-    width, divided by those of the input, `interpolation` is `linear` or `nearest`, and `content`
-    the conversion of the files' pixels: to `rgb` (8 bits), `stored` (none) or `indices` (classes).
+    width, divided by those of the input, and `content` what the files' pixels become: `rgb` of 8
+    bits, what is `stored`, or `indices` of classes, which are files in `loaders/images/`.
     """
 
     channels: int
     dtype: str
     size_factor: int = 1
-    interpolation: str = "linear"
     content: str = "rgb"
+
+    @property
+    def interpolation(self) -> str:
+        """How it is resized, `linear` or `nearest`."""
+        return "nearest" if self.content == "indices" else "linear"
 
     @property
     def per_pixel(self) -> int:
@@ -57,11 +61,6 @@ class Target:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty without any."""
         return self.names if self.kind != "numbers" else ()
-
-    @property
-    def interpolation(self) -> str:
-        """How target images are resized, `linear` or `nearest`; `none`: there are no images."""
-        return {"images": "linear", "masks": "nearest"}.get(self.kind, "none")
 
     def take(self, samples: np.ndarray) -> "Target":
         """Return the targets of some samples, given as their positions."""

@@ -70,6 +70,8 @@ class ImageTransform:
 
     def _side(self, side: int, images: Tensor, rows: np.ndarray) -> Tensor:
         images = images.to(self.device, non_blocking=True)
+        if self.device.type == "cpu" and (rows["hflip"] | rows["vflip"]).any():
+            images = images.clone()  # a worker may put another batch where they were
         flip(images, rows)
         spec = self.index.sides[side]
         if spec.interpolation == "nearest":
@@ -115,6 +117,7 @@ class ImageTransform:
             num_dropped=len(index) - plan.num_rows,
             example=torch.zeros(1, inputs.channels, *self.output_size),
             name_of=index.name_of,
+            left_out=index.left_out,
             has_files=index.form != "pixels",
             pictures=self.denormalize,
             class_counts=lambda: class_counts(index),

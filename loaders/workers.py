@@ -4,6 +4,7 @@ at no signal."""
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -11,10 +12,11 @@ from threading import Thread
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_convert
 
 from conf.schema import Config
-from loaders.batch import Batch
+from loaders.batch import Batch, Slots
 from loaders.limits import cpus_per_rank
 from loaders.plan import Plan
 
@@ -24,17 +26,29 @@ BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 
 
 def data_loader(
-    dataset: Dataset[Batch], plan: Plan, num_workers: int, cfg: Config, device: torch.device
+    dataset: Dataset[Batch],
+    plan: Plan,
+    num_workers: int,
+    cfg: Config,
+    device: torch.device,
+    images: Sequence[Tensor] = (),
 ) -> DataLoader[Batch]:
     """Return a DataLoader of the batches that are left of the plan's epoch, each time it is
     iterated over; the dataset's `__getitems__` makes a `Batch` of an array of rows.
 
-    Without worker processes, this process loads a batch when it is asked for.
+    Without worker processes, this process loads a batch when it is asked for. With them, batches
+    whose content is like `images` are overwritten by later ones, once a `Loader` has used them.
     """
     options: dict[str, Any] = {"batch_sampler": plan, "collate_fn": default_convert}
     if num_workers:
+        send: Any = Batch.share_memory
+        if images:
+            # So many are being transformed by threads; pinned ones are copies.
+            num_used = 0 if device.type == "cuda" else cpus_per_rank() + 1
+            num_slots = cfg.loader.prefetch_factor + -(-num_used // num_workers)
+            send = Slots(images, num_workers, num_slots).send
         options |= {
-            "collate_fn": Batch.share_memory,
+            "collate_fn": send,
             "num_workers": num_workers,
             "prefetch_factor": cfg.loader.prefetch_factor,
             "persistent_workers": True,

@@ -17,10 +17,7 @@ from models.pretrained import freeze_as
 
 def build_model(cfg: ModelConfig, in_channels: int, num_outputs: int) -> nn.Module:
     """Build `cfg.name` on the CPU with new weights; with `cfg.compile`, its first call compiles it.
-
-    Raises:
-        UserError: the name is unknown, or the model does not take these sizes or kwargs.
-    """
+    A UserError if the name is unknown, or the model does not take these sizes or kwargs."""
     new_model = find("models", cfg.name, "model.name")
     signature = inspect.signature(new_model)
     arguments: dict[str, object] = {"in_channels": in_channels, "num_outputs": num_outputs}

@@ -1,8 +1,5 @@
-"""Writing the checkpoints of a run, in the background, and choosing the one to resume from.
-
-`<run>/checkpoints/step-00000120/`, see `models/pretrained/checkpoints.py`: of the newest
-`checkpoint.keep` steps, and of the best one, whose weights are in `model.safetensors` beside them.
-"""
+"""Writing the checkpoints of a run, in the background: of the newest `checkpoint.keep` steps, and
+of the best one, whose weights are in `model.safetensors` beside them."""
 
 import json
 import logging
@@ -16,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.errors import UserError
 from conf.files import sync, write_atomically
 from conf.schema import CheckpointConfig
-from models.pretrained import (
+from runtime.checkpoint_files import (
     BEST,
+    BEST_WEIGHTS,
     FORMAT,
     MANIFEST,
     STATE,
@@ -28,7 +25,6 @@ from models.pretrained import (
     fingerprint,
     map_named,
     newest_first,
-    read_state,
 )
 from runtime.process_group import ProcessGroup, is_sharded, local
 
@@ -131,7 +127,7 @@ class CheckpointWriter:
 
     def _publish(self, weights: dict[str, Tensor] | None, facts: dict[str, Any]) -> None:
         """Replace the weights of the best state; None: they are in its checkpoint."""
-        path = self.folder / "model.safetensors"
+        path = self.folder / BEST_WEIGHTS
         if weights is None:
             path.unlink(missing_ok=True)
             return
@@ -166,38 +162,3 @@ class CheckpointWriter:
             if each not in own[: self.options.keep] and each != best_of(own):
                 dead = each.rename(each.with_name(f".{each.name.lstrip('.')}.tmp"))
                 shutil.rmtree(dead, ignore_errors=True)  # the next write tries again
-
-
-def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
-    """Read the newest undamaged checkpoint that `resume` names, with its `path`; `folder` has the
-    run's own. None: there is nothing to resume. A UserError: there are only damaged ones, or none.
-
-    Another run's checkpoint comes without its best metrics: the weights that reached them are in
-    that run's folder.
-    """
-    if resume is None:
-        return None
-    found = newest_first(folder)  # a restart repeats the command
-    if found and resume != "auto":
-        log.info("resuming in %s, not from resume=%s: this run was started before", folder, resume)
-    elif not found and resume == "auto":
-        log.info("resume=auto: no checkpoint in %s, starting a fresh run", folder)
-        return None
-    elif not found:
-        given = Path(resume)
-        is_one = (given / MANIFEST).exists()
-        found = [given] if is_one else newest_first(given) or newest_first(given / "checkpoints")
-    for path in found:
-        try:
-            state = read_state(path)
-        except Exception as error:  # damaged bytes raise errors of any type
-            reason = str(error).partition("\n")[0][:200] or repr(error)
-            log.warning("%s is damaged or not a checkpoint (%s)", path, reason)
-            continue
-        if path.parent.resolve() != folder.resolve():
-            state["progress"] |= {"best_metrics": {}, "best_by_class": {}}
-        return state | {"path": str(path)}
-    raise UserError(
-        f"resume={resume}: there is no checkpoint that can be read ({len(found)} found); "
-        "give the folder of a run, one of its checkpoints/step-*, or auto"
-    )

@@ -8,6 +8,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,8 +20,9 @@ from runtime.process_group import end_rank, leave_process_group, run_stamp
 from runtime.setup import num_processes
 
 
-def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
-    """Call `main` with the dataclass `Config`, checked; to be used below `@hydra.main`.
+def entry_point(main: Callable[[Config], None]) -> Callable[..., None]:
+    """Let Hydra call a script's `main` with the dataclass `Config`, checked, of the `conf/` beside
+    the script.
 
     An error that the user can fix ends the process with exit code 2 and at most three lines, any
     other one with exit code 1 and its traceback.
@@ -35,15 +37,14 @@ def entry_point(main: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             with user_errors(before_end):
                 cfg = to_config(composed)
                 check_effects(cfg)
-                counts = {"world_size": num_processes()}
-                if cfg.accumulate_steps != "auto":
-                    counts["accumulate_steps"] = cfg.accumulate_steps
+                parts = 1 if cfg.accumulate_steps == "auto" else cfg.accumulate_steps
+                counts = {"world_size": num_processes(), "accumulate_steps": parts}
                 check_batch_size(cfg.global_batch_size, **counts)
                 main(cfg)
         finally:
             leave_process_group()  # of this job of a sweep
 
-    return with_config
+    return hydra.main(version_base="1.3", config_path="conf", config_name="config")(with_config)
 
 
 def run_main(main: Callable[[], None]) -> None:

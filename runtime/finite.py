@@ -11,8 +11,8 @@ from torch.amp import GradScaler
 from conf.errors import UserError, first_few
 from conf.files import write_atomically
 from loaders import Loader
-from models.pretrained import map_named, newest_first
 from runtime.checkpoint import CheckpointWriter
+from runtime.checkpoint_files import map_named, newest_first
 from runtime.process_group import ProcessGroup, local
 
 SUSPECTS = "suspects.txt"

@@ -141,6 +141,7 @@ def end_rank(error: Exception, message: str | None) -> NoReturn:
         text = message or indent(traceback.format_exc().rstrip(), f"[rank {rank}] ")
         if message is not None:
             error.__traceback__ = error.__cause__ = None  # a traceback is for bugs
+            error.args = (message,)
         with suppress(OSError):  # a full disk
             get_error_handler().record_exception(error)
     # A mistake that all ranks find is told once; of another, torchrun's summary has the message.

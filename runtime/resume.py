@@ -1,7 +1,6 @@
 """What a run starts from: the checkpoint that it resumes, if its settings fit, or weights."""
 
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conf.check import values_of
 from conf.errors import UserError, first_few
-from conf.schema import Config
+from conf.names import file_of
+from conf.schema import Config, ModelConfig
 from loaders import Loader
 from loaders.targets import describe_target
-from models.pretrained import Shards, fitting_weights, initial_weights, with_shards, zeros_for_head
+from models.pretrained import fitting_weights, zeros_for_head
+from runtime.checkpoint_files import Shards, read_weights, with_shards
 from runtime.process_group import ProcessGroup, is_sharded
 
 log = logging.getLogger(__name__)
 
-COMPARED = (
-    *("model.", "optimizer.", "task.", "amp.", "ema."),
-    *("data.mean", "data.std", "data.value_range", "data.reduced_decoding"),
-    *("data.background", "data.exif"),
-    *("global_batch_size", "epochs", "clip_grad_norm", "accumulate_steps"),
+WITHOUT_EFFECT = (
+    *("name", "output_dir", "resume", "overwrite", "max_steps", "data.cache_dir", "data.retry_s"),
+    *("loader.", "log.", "checkpoint.", "profile.", "distributed.timeout_s"),
 )
-"""Prefixes of the keys that affect the rest of the training, besides the plan of the data."""
+"""Prefixes of the keys that change nothing that the rest of the training computes."""
 
 MUST_MATCH = (
     *("model.name", "optimizer.name", "task.name"),
@@ -33,7 +33,7 @@ MUST_MATCH = (
     "optimizer.decay_norms_and_biases",
     *("model.freeze", "optimizer.backbone_lr_scale", "optimizer.layer_decay"),
     "optimizer.head_epochs",
-    "optimizer.kwargs.",  # with some, such as amsgrad, an optimizer keeps other values
+    "optimizer.kwargs",  # with some, such as amsgrad, an optimizer keeps other values
 )
 """Prefixes of the keys that a resume must not change."""
 
@@ -50,16 +50,8 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
     path, loader = saved["path"], state["loader"]
     position = _fitting_position(cfg, loader, saved)
     saved = with_shards(saved, Path(path))
-    try:
-        load_into(state["model"], saved["model"])
-    except RuntimeError as error:
-        changed = changed_keys(saved, cfg, ("model.",))
-        keys = [f"{key}={then}" for key, (then, _) in changed.items()]
-        raise UserError(
-            f"{path} holds another model than model={cfg.model.name} "
-            f"({str(error).splitlines()[-1].strip()}); resume with "
-            f"{' '.join(keys) or 'the code of its run'}"
-        ) from error
+    changed = listed(changed_keys(saved, cfg, ("model.",))) or "of its code"
+    load_model(state["model"], saved["model"], path, f"undo the changes ({changed})")
     loader.load_state_dict(position)
     # The schedule follows from the rows, also where their number per step has changed, but for
     # steps that the loop has left out.
@@ -77,6 +69,15 @@ def restore(cfg: Config, state: dict[str, Any], saved: dict[str, Any], group: Pr
         torch.set_rng_state(rng["cpu"])
         if "cuda" in rng and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(rng["cuda"])
+
+
+def load_model(model: nn.Module, saved: dict[str, Any], path: str | Path, fix: str) -> None:
+    """Load tensors from a file into a model; a UserError with the fix if they do not fit."""
+    try:
+        load_into(model, saved)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"{path} holds another model ({reason}); {fix}") from error
 
 
 def load_into(owner: Any, saved: Any) -> None:
@@ -130,6 +131,28 @@ def start_from_weights(cfg: Config, model: nn.Module, loader: Loader, group: Pro
     load_into(model, model.state_dict() | fitting | zeros_for_head(model, fitting))
 
 
+def initial_weights(cfg: ModelConfig, in_channels: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `cfg.weights` names, as `read_weights()`, or load `imagenet` weights of the model;
+    raise UserError if there are none, or they could not be downloaded."""
+    if cfg.weights != "imagenet":
+        return read_weights(str(cfg.weights))
+    model = file_of("models", cfg.name, "model.name")
+    if not hasattr(model, "imagenet_weights"):
+        raise UserError(
+            f"model.weights=imagenet: there are no such weights for model={cfg.name}; give a file "
+            "or the folder of a run, or use model=torchvision or model=timm"
+        )
+    try:
+        return model.imagenet_weights(cfg, in_channels), {}
+    except Exception as error:  # of a connection, its library and its cache: of many types
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise UserError(
+            f"model.weights=imagenet: those of model.arch={cfg.arch} could not be loaded "
+            f"({reason}); start once with a network, copy the cache of a machine with one "
+            "(TORCH_HOME, HF_HOME), or give a file"
+        ) from error
+
+
 def facts_of(loader: Loader) -> dict[str, Any]:
     """Describe the data that a model is trained on; written with its weights."""
     info = loader.info
@@ -165,7 +188,7 @@ def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dic
             f"{saved['path']} was made with other data or settings ({listed(never or restarting)});"
             f" undo these changes, or {'start another run from its weights' if never else fix}"
         )
-    if changed := changed_keys(saved, cfg, COMPARED):
+    if changed := changed_keys(saved, cfg):
         log.warning("settings that have changed: %s", listed(changed, len(changed)))
     if not restarting:
         return saved["loader"]
@@ -178,10 +201,13 @@ def _fitting_position(cfg: Config, loader: Loader, saved: dict[str, Any]) -> dic
     return loader.state_dict()
 
 
-def changed_keys(saved: dict[str, Any], cfg: Config, prefixes: tuple[str, ...]) -> Differences:
+def changed_keys(
+    saved: dict[str, Any], cfg: Config, prefixes: tuple[str, ...] = ("",)
+) -> Differences:
     """Return how keys with these prefixes differ between a checkpoint and this run."""
-    changed = differing(_by_key(saved["config"]), _by_key(asdict(cfg)))
-    return {key: both for key, both in changed.items() if key.startswith(prefixes)}
+    changed = differing(saved["config"], values_of(cfg))
+    names = [key for key in changed if key.startswith(prefixes)]
+    return {key: changed[key] for key in names if not key.startswith(WITHOUT_EFFECT)}
 
 
 def _comparable(facts: dict[str, Any]) -> dict[str, Any]:
@@ -191,14 +217,3 @@ def _comparable(facts: dict[str, Any]) -> dict[str, Any]:
     values = {f"targets' {key}": target.get(key) for key in ("kind", "channels", "size_factor")}
     values |= {f"output {number}": name for number, name in enumerate(names)}
     return values | {"in_channels": facts["in_channels"]}
-
-
-def _by_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dictionaries by keys such as `optimizer.kwargs.momentum`."""
-    values: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            values |= _by_key(value, f"{prefix}{name}.")
-        else:
-            values[prefix + name] = value
-    return values

@@ -1,23 +1,23 @@
 """A training run: what happens around the steps of a training loop."""
 
 import logging
-import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.check import values_of
 from conf.errors import counted
 from conf.schema import Config
 from loaders import Loader
-from loaders.batch import num_samples
 from runtime import preemption
-from runtime.checkpoint import CheckpointWriter, read_checkpoint
+from runtime.checkpoint import CheckpointWriter
+from runtime.checkpoint_files import read_checkpoint
 from runtime.evaluate import Shown
 from runtime.finite import FiniteCheck, state_dicts
 from runtime.process_group import ProcessGroup
@@ -32,7 +32,7 @@ from tasks import Task
 log = logging.getLogger(__name__)
 
 RESERVED_KEYS = {"progress", "epoch_is_finished", "step", "rng", "weights"}
-RESERVED_KEYS |= {"config", "facts", "format", "path", "shards"}
+RESERVED_KEYS |= {"config", "facts", "path", "shards"}
 """Keys of a checkpoint that a script's state cannot have."""
 
 
@@ -75,15 +75,14 @@ class Run:
         self.state, self.loader = state, state["loader"]
         self.precision, self.weights = precision, weights
         self.run_dir = Path(cfg.output_dir)
-        self.num_steps = cfg.epochs * len(self.loader)
-        if cfg.max_steps is not None:
-            self.num_steps = min(self.num_steps, cfg.max_steps)
+        self.max_steps = cfg.max_steps or sys.maxsize
+        self.num_steps = min(cfg.epochs * len(self.loader), self.max_steps)
         self.progress = Progress()
         self.clock, self.saved_at, self.saved_step = clock, clock(), 0
-        self.num_images, self.learning_rate = 0, 0.0  # of the current step
+        self.learning_rate = 0.0  # of the current step
         self.grad_norms: list[Tensor] = []  # of the steps since the last log point
 
-        self.timer = Timer(device, self.group, clock)
+        self.timer = Timer(device, self.group, cfg.global_batch_size, clock)
         self.profiler = profiler_of(cfg.profile, self.run_dir, self.group.rank, device)
         self.report = Report(cfg, self.loader, self.timer, precision, self.num_steps)
         # What its thread sends must not mix with the messages of the training.
@@ -148,14 +147,12 @@ class Run:
         # An epoch that was stopped after its last step has only its validation left.
         batches = iter(()) if loader.is_finished else iter(loader)
         # The last epoch is read to its end, too: it may be resumed with more of them.
-        max_steps = math.inf if self.cfg.max_steps is None else self.cfg.max_steps
-        while self.step_number < max_steps:
+        while self.step_number < self.max_steps:
             self.timer.mark("rest")
             batch = next(batches, None)
             self.timer.mark("data_wait")
             if batch is None:
                 break
-            self.num_images = num_samples(batch) * self.group.world_size
             self.learning_rate = float(self.state["optimizer"].param_groups[0]["lr"])
             yield batch
             if self.step_number == 1:  # a first step that fails leaves no events
@@ -179,7 +176,7 @@ class Run:
         self.report.add_loss(loss)
         self.report.bar.update()
         self.grad_norms.append(grad_norm)
-        self.timer.end_step(self.num_images)
+        self.timer.end_step()
         number, every_steps = self.step_number, self.cfg.checkpoint.every_steps
         if number % self.cfg.log.every_steps == 0:
             self._log_point()
@@ -262,7 +259,7 @@ class Run:
         if self.weights is not None and (is_best or not self.cfg.checkpoint.best):
             state["weights"] = self.weights()
         state |= {
-            "config": asdict(self.cfg),
+            "config": values_of(self.cfg),
             "facts": self.report.facts,
             "progress": vars(self.progress),
             "rng": self.group.gather(rng_state()),

@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from conf.errors import UserError
 from conf.schema import Config
-from models.pretrained import newest_first
+from runtime.checkpoint_files import newest_first
 from runtime.preemption import REQUEUE_MARKER
 
 log = logging.getLogger(__name__)

@@ -48,13 +48,16 @@ class Timer:
         self,
         device: torch.device,
         group: ProcessGroup,
+        batch_size: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Measure the ranks of a group; a step has `batch_size` images of all of them."""
         self.device, self.group, self.clock = device, group, clock
+        self.batch_size = batch_size
         begin = self.idle_since or psutil.Process().create_time()
         self.seconds = {"start_up": time.time() - begin}  # by phase
         self.lap_at = clock()
-        self.num_images = self.num_steps = 0  # of all ranks, after the first step
+        self.num_steps = 0  # after the first one
         self.marks: list[tuple[str, Any]] = []
         self.own_s, self.peak_memory_gib = 0.0, 0.0
         self.utilizations: list[float] = []
@@ -91,13 +94,10 @@ class Timer:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.lap_at
         self.lap_at = now
 
-    def end_step(self, num_images: int) -> None:
-        """End a step with so many images of all ranks.
-
-        The first step counts separately: it also fills queues, compiles and connects the ranks.
-        """
+    def end_step(self) -> None:
+        """End a step; the first one counts separately: it also fills queues, compiles and connects
+        the ranks."""
         if "first_step" in self.seconds:
-            self.num_images += num_images
             self.num_steps += 1
             return
         self._wait()
@@ -142,8 +142,8 @@ class Timer:
     def values(self) -> dict[str, float]:
         """Return what is known, by the names that loggers show."""
         values: dict[str, float] = {}
-        if self.num_images and self.train_s:
-            values["perf/images_per_s"] = self.num_images / self.train_s
+        if self.num_steps and self.train_s:
+            values["perf/images_per_s"] = self.num_steps * self.batch_size / self.train_s
             values["perf/data_wait_share"] = self.seconds["data_wait"] / self.train_s
         if self.device.type == "cuda":
             values["perf/peak_memory_gib"] = self.peak_memory_gib

@@ -15,8 +15,8 @@ from conf.schema import Config
 from loaders import Loader
 from loaders.targets import Target, target_of
 from models import build_model
-from models.pretrained import read_weights, weights_in
-from runtime.resume import differing_data, listed
+from runtime.checkpoint_files import read_weights, weights_in
+from runtime.resume import differing_data, listed, load_model
 from tasks import Task
 
 
@@ -37,10 +37,6 @@ class TrainedRun:
         return target_of(facts) if facts else None
 
     @property
-    def in_channels(self) -> int:
-        return self.facts["in_channels"]
-
-    @property
     def precision(self) -> torch.dtype:
         """Dtype that the run computed in."""
         return getattr(torch, self.facts["precision"])
@@ -55,15 +51,9 @@ class TrainedRun:
 
     def build_model(self, task: Task) -> nn.Module:
         """Build the model for a task and load the weights; raise UserError if they do not fit."""
-        model = build_model(self.cfg.model, self.in_channels, task.num_outputs)
-        try:
-            model.load_state_dict(self.weights)
-        except RuntimeError as error:
-            raise UserError(
-                f"{self.weights_file} holds another model than model.name={self.cfg.model.name} "
-                f"({str(error).splitlines()[-1].strip()}); "
-                "do not change model.name and model.kwargs"
-            ) from error
+        model = build_model(self.cfg.model, self.facts["in_channels"], task.num_outputs)
+        fix = "do not change model.name and model.kwargs"
+        load_model(model, self.weights, self.weights_file, fix)
         return model
 
 

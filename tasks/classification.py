@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks import Task, check_shape, count_of_each, sum_columns
-from tasks.common import class_weights, confusion_matrix, metrics_by_class, with_answers
+from tasks import Task, check_shape, class_weights, count_of_each, metrics_by_class, sum_columns
+from tasks.pictures import confusion_matrix, with_answers
 
 MAX_CONFUSION_CLASSES = 1000
 """Number of classes up to which the confusion matrix is part of the sums."""

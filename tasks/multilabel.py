@@ -6,8 +6,16 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks import Task, check_shape, count_of_each, divide_by_count, sum_columns
-from tasks.common import class_weights, metrics_by_class, with_answers
+from tasks import (
+    Task,
+    check_shape,
+    class_weights,
+    count_of_each,
+    divide_by_count,
+    metrics_by_class,
+    sum_columns,
+)
+from tasks.pictures import with_answers
 
 LARGEST_LOGIT = 20
 BINS_PER_UNIT = 100

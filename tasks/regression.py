@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from conf.schema import Config
 from loaders import Loader
 from tasks import Task, check_shape, divide_by_count, sum_columns
-from tasks.common import with_answers
+from tasks.pictures import with_answers
 
 
 class Regression(Task):

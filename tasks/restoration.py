@@ -12,7 +12,7 @@ from conf.errors import UserError
 from conf.schema import Config
 from loaders import Loader
 from tasks import Task, check_shape, sum_columns
-from tasks.common import as_pictures
+from tasks.pictures import as_pictures
 
 
 class Restoration(Task):

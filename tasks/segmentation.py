@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from conf.schema import Config
 from loaders import Loader
-from tasks import Task, check_shape, count_of_each, divide_by_count, sum_columns
-from tasks.common import as_pictures, class_colours, class_weights, coloured
+from tasks import Task, check_shape, class_weights, count_of_each, divide_by_count, sum_columns
+from tasks.pictures import as_pictures, class_colours, coloured
 
 
 class Segmentation(Task):

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-NEEDED = {"test_labels.py": "pyarrow", "test_dali.py": "nvidia.dali", "shards": "obstore"}
+NEEDED = {"test_labels.py": "pyarrow", "shards": "obstore"}
 collect_ignore = [
     name
     for name, package in NEEDED.items()

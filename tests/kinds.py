@@ -35,21 +35,6 @@ NUM_FILES = NUM_VAL + NUM_TRAIN
 WHITE = (255, 255, 255)
 
 
-def spoil(index: Any, sample: int) -> None:
-    """Damage one file of a sample, or its bytes in a shard: the target's if it has one."""
-    if spans := index.columns.of_sides("spans"):
-        shard, start, length, _ = spans[-1][sample].item()
-        path = index.copies.path(shard)
-        content = bytearray(path.read_bytes())
-        content[start + length - 10] ^= 1
-    else:
-        path = Path(paths_in(index, len(index.sides) - 1)[sample])
-        whole = path.read_bytes()
-        content = bytearray(whole[: 2 * len(whole) // 3])
-        path.unlink()  # it may be mapped into memory
-    path.write_bytes(content)
-
-
 @dataclass
 class Data:
     """A data set on disk, and what its files hold."""
@@ -182,27 +167,20 @@ def table(root: Path, labels: dict[str, list[float]]) -> Data:
     return data
 
 
-def sharded(root: Path, write: Callable[[Path], Data], *options: str) -> Data:
-    """The same data in shards of a few samples."""
-    data = write(files := root.parent / "files" / root.name)
+def sharded(root: Path, kind: str, options: Sequence[str] = ()) -> Data:
+    """Data of this kind in shards of a few samples."""
+    data = KINDS[kind](files := root.parent / "files" / root.name)
     packed = make_config(*data.options, *common(files)).data
     import_module("loaders.shards").pack_shards(packed, open_index(packed), str(root), "0.02")
     data.options += options
+    data.copy_of = "" if options else kind
     return data
-
-
-def photos_in_shards(root: Path) -> Data:
-    data = sharded(root, KINDS["photos"])
-    data.copy_of = "photos"
-    return data
-
-
-def masks_in_windows(root: Path) -> Data:
-    return sharded(root, masks, "data.shuffle=window", "data.shuffle_window=2")
 
 
 SEVERAL = {"cat;dog": [1.0, 0, 1], "dog": [0, 0, 1.0], ";": [0.0, 0, 0], "cow; cat": [1.0, 1, 0]}
 five_channels = partial(cells, channels=5, dtype="uint16")
+WINDOWS = ["data.shuffle=window", "data.shuffle_window=2"]
+in_windows = partial(sharded, kind="masks", options=WINDOWS)
 KINDS: dict[str, Callable[[Path], Data]] = {
     "photos": partial(photos, chosen=[]),
     "photos that DALI reads": partial(photos, chosen=READ_BY_DALI),
@@ -232,8 +210,8 @@ KINDS: dict[str, Callable[[Path], Data]] = {
 """Name of a kind of data in files -> function that writes it below a folder."""
 IN_SHARDS: dict[str, Callable[[Path], Data]] = dict(
     [
-        *rows(("photos in shards", photos_in_shards), needs="loaders.shards"),
-        *rows(("masks in shards, in windows", masks_in_windows), needs="loaders.shards data=masks"),
+        *rows(("photos in shards", partial(sharded, kind="photos")), needs="loaders.shards"),
+        *rows(("masks in shards, in windows", in_windows), needs="loaders.shards data=masks"),
     ]
 )
 OTHERS = dict(rows(("dali", ["loader=dali", "loader.num_threads=2"])))
@@ -294,13 +272,14 @@ class Place:
             self.epochs[way, epoch, *more] = self.read(loader, epoch)
         return self.epochs[way, epoch, *more]
 
-    def assert_right(self, loader: Loader, sample: Sample) -> None:
+    def assert_right(self, sample: Sample) -> None:
         """Inputs and target are what the files hold in the rectangle of the row."""
-        stored = self.data.targets[sample.name]
-        factor = max(side.size_factor for side in index_in(loader).sides)
-        is_image = isinstance(stored, np.ndarray)
-        target = cut_out(stored, sample.row, factor) if is_image else torch.tensor(stored)
-        expected = [cut_out(self.data.inputs[sample.name], sample.row), target]
+        inputs, stored = self.data.inputs[sample.name], self.data.targets[sample.name]
+        if isinstance(stored, np.ndarray):
+            target = cut_out(stored, sample.row, len(stored) // len(inputs))
+        else:
+            target = torch.tensor(stored)
+        expected = [cut_out(inputs, sample.row), target]
         atol = 4.01 / 255 if sample.name.endswith("jpg") else 1e-5
         torch.testing.assert_close([*sample[2:]], expected, rtol=0, atol=atol, msg=sample.name)
 

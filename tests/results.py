@@ -12,7 +12,8 @@ from torch import Tensor
 
 from loaders import build_loaders
 from models import build_model
-from models.pretrained import (
+from runtime import evaluate
+from runtime.checkpoint_files import (
     Shards,
     best_of,
     map_named,
@@ -21,7 +22,6 @@ from models.pretrained import (
     read_weights,
     with_shards,
 )
-from runtime import evaluate
 from tasks import build_task
 from tests.helpers import make_config
 

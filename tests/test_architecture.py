@@ -146,7 +146,8 @@ class Noted(Dataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_passes_the_files_and_functions_that_the_page_shows(workers, tmp_path) -> None:
-    """Once each; besides them, there are types of data, threads, random numbers and augmentations.
+    """Once each; besides them, there are types of data, threads, random numbers, augmentations and
+    decoders.
     Four batches of eight are planned at once."""
     photos = photos_in(make_photos(tmp_path / "photos", 40), "data.colour_jitter=[0.4,0,0]")
     options = ["data.random_crop=true", "data.hflip=0.5", f"loader.num_workers={workers}"]

@@ -184,12 +184,3 @@ def test_what_cannot_be_augmented_so_is_refused(kind: str, option: str, shown, p
     if kind in KINDS:
         with refused(*shown):
             places(kind).loaders("threads", option, "global_batch_size=6", num_ranks=2)
-
-
-def test_batches_keep_their_memory_format_and_evaluation_its_labels() -> None:
-    options = ["data.rotation=30", "data.mixup=0.4", "data.cutmix=1", "data.crop=[24,20]"]
-    train, val = loaders_of(*options, "model.channels_last=true", "global_batch_size=12")
-    for loader in (val, train):
-        inputs, labels = next(iter(loader))
-        assert inputs.is_contiguous(memory_format=torch.channels_last)
-        assert labels.dtype == (torch.float32 if loader is train else torch.int64)

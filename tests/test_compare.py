@@ -15,14 +15,14 @@ PLAIN = "model.kwargs.batch_norm=false"
 HALF = "amp.dtype=float16"
 BFLOAT16 = "amp.dtype=bfloat16"
 BUILD = "    model = build_model(cfg.model, train_loader.in_channels, task.num_outputs)\n"
-DROPOUT = {BUILD: f"{BUILD}    model.classifier = nn.Sequential(nn.Dropout(), model.classifier)\n"}
+DROPPED = "torch.nn.Sequential(torch.nn.Dropout(), model.classifier)"
+DROPOUT = {BUILD: f"{BUILD}    model.classifier = {DROPPED}\n"}
 
 
-def before(phase: str, line: str) -> dict[str, str]:
-    """An edit of a script that puts a line before a phase."""
-    indent = " " * (12 if phase in ("loss", "clip", "update") else 4)
-    place = f"{indent}# {phase}\n"
-    return {place: f"{indent}{line}\n{place}"}
+def before_optimizer(line: str) -> dict[str, str]:
+    """An edit of a script that puts a line before its optimizer."""
+    place = "    # optimizer\n"
+    return {place: f"    {line}\n{place}"}
 
 
 EDITS = {
@@ -30,15 +30,13 @@ EDITS = {
     "buffers": {"        sync_buffers(state)\n": ""},
     "dropout": {**DROPOUT, "seed_everything(cfg.seed, group.rank)": "seed_everything(cfg.seed)"},
     "sum": {"task.loss(outputs, targets)": "task.loss_per_image(outputs, targets).sum()"},
-    "frozen": before("optimizer", "model.features[2].requires_grad_(False)"),
+    "frozen": before_optimizer("model.features[2].requires_grad_(False)"),
     "same": {"device, group.rank, group.world_size)": "device)"},
     "set_epoch": {"        train_loader.set_epoch(epoch)\n": ""},
     "unscale": {"            scaler.unscale_(optimizer)\n": ""},
-    "ema": {12 * " " + "ema.update()\n": "", **before("update", "ema.update()")},
-    "rate": before("optimizer", "cfg.optimizer.lr *= group.world_size"),
-    "zero_grad": {"            optimizer.zero_grad(set_to_none=True)\n": ""},
+    "rate": before_optimizer("cfg.optimizer.lr *= group.world_size"),
     "metrics": {"        dist.all_reduce(totals)\n": ""},
-    "no_eval": before("optimizer", "model.eval = model.train"),
+    "no_eval": before_optimizer("model.eval = model.train"),
 }
 """Mistakes in a script."""
 TOLD = """
@@ -50,9 +48,7 @@ frozen | train_ddp.py, train.py | step 1, gradient before averaging features.2.0
 same | train_ddp.py, train.py | step 1, samples |
 set_epoch | train_ddp.py, train.py | step 4, evaluated samples |
 unscale | train_ddp_amp.py, train_amp.py | step 1, train/grad_norm |
-ema | train_ema.py, train.py | evaluated weight |
 rate | train_ddp.py, train.py | step 1, learning rate by 0.5, | optimizer.lr
-zero_grad | train.py, train.py | step 2, train/grad_norm |
 metrics | train_ddp.py, train.py | step 2, val/loss | dist.all_reduce(totals)
 no_eval | train.py, train.py | step 2, evaluated mode | model.eval()
 """

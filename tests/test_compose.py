@@ -17,12 +17,12 @@ pytestmark = pytest.mark.slow
 
 TECHNIQUES = [Path(name).stem.removeprefix("train_") for name in SCRIPTS if name.count("_") == 1]
 EDITS = [  # a user's, in train.py
-    ("import hydra\n", "import hydra\nimport numpy as np\n"),
+    ("import torch\n", "import torch\nimport torchvision\n"),
     ("inputs and targets\n", "inputs and targets\n            inputs = inputs.clone()\n"),
     ("targets)\n", "targets)\n\n            loss = loss + 0 * loss\n"),
     ("run.resume()\n", "run.resume()\n    print('goes on')\n"),
     ("callbacks\n", "callbacks\n    print('logs to', run.run_dir)\n"),
-    ("task.num_outputs)\n", "task.num_outputs)\n    model = nn.Sequential(model, nn.Identity())\n"),
+    ("task.num_outputs)\n", "task.num_outputs)\n    model = torch.nn.Sequential(model)\n"),
     ("loss, grad_norm)\n", "loss, grad_norm)\n            print('loss', float(loss))\n"),
     ("totals, shown)\n", "totals, shown)\n        print('validated', epoch)\n"),
     ("    )\n    run.resume()\n", "    )\n    print('on', device)\n    run.resume()\n"),
@@ -190,6 +190,6 @@ def test_the_command_line_lists_techniques_and_overwrites_only_by_force(clone: P
     status, difference, _ = run(clone, "ddp", "ema", "-o", "my_train.py", "--force", "--diff")
     assert status == 0
     assert "`torchrun --standalone --nproc_per_node=2 my_train.py`" in output.read_text()
-    assert "+    model = nn.parallel.DistributedDataParallel(" in difference
+    assert "+    model = torch.nn.parallel.DistributedDataParallel(" in difference
     assert "-    device = setup(cfg)" in difference
     assert without_reader("-m", "tools.compose", "ddp") == (-signal.SIGPIPE, b"")

@@ -1,6 +1,5 @@
 """The configuration is typed, documented and complete, and a name in it is a file."""
 
-import copy
 import errno
 import os
 import re
@@ -15,12 +14,12 @@ import pytest
 import models
 from conf import errors
 from conf.check import check_batch_size
-from conf.cli import explain, to_config
+from conf.cli import explain
 from conf.errors import UserError
 from conf.files import write_atomically
 from conf.names import find
 from conf.schema import Config
-from tests.helpers import REPOSITORY, composed, make_config, refused
+from tests.helpers import REPOSITORY, make_config, refused
 from tests.images import FOLDERS, make_photos, reading
 from tests.processes import ENVIRONMENT, execute, join, start_process
 from tests.rows import rows
@@ -160,13 +159,6 @@ def test_an_own_file_is_found_and_told_what_it_lacks(tmp_path, monkeypatch) -> N
 def test_a_worker_that_was_killed_had_no_memory_but_not_a_server(text, is_memory) -> None:
     said = errors.cause_of(RuntimeError(text)) or ""
     assert ("loader.num_workers" in said) == is_memory
-
-
-def test_a_run_has_the_name_of_its_folder() -> None:
-    """By default its start time, which is asked for once."""
-    given = copy.deepcopy(composed())
-    name = given.name
-    assert to_config(given).name == name
 
 
 def test_a_package_that_is_not_installed_is_told_with_the_command_that_installs_it(

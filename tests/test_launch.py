@@ -148,7 +148,8 @@ def test_a_cancelled_job_is_not_requeued(tmp_path) -> None:
         job.terminate()
 
     (tmp_path / "train_ddp.py").touch()
-    step = f"mkdir -p {RUN}; touch {RUN}/requeue ready; sleep 0.5"
+    # Which leaves the job's prints, for whose end this process waits.
+    step = f"mkdir -p {RUN}; touch {RUN}/requeue ready; exec sleep 1000 > sleeps 2>&1"
     assert run_job(tmp_path, step, meanwhile=cancel)[0] == -signal.SIGTERM
     assert requeued(tmp_path) == ""
 

@@ -62,7 +62,7 @@ def test_a_class_of_the_test_split_alone_is_refused(tmp_path: Path) -> None:
         options_of(tmp_path / "data" / split, {"a.png": filled(1), "b.png": filled(highest)})
     cfg = make_config("data=masks", *reading(tmp_path / "data"))
     with refused("1 of 6 masks", "test/masks/b.png", "data.num_classes (now 3)"):
-        open_index(cfg.data, ("train", "test"))
+        open_index(cfg.data, ("train", "val", "test"))
 
 
 def test_masks_are_resized_to_the_nearest_pixels(places) -> None:

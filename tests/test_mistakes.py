@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import folder_with, script_for
+from tests.helpers import script_for
 from tests.images import make_photos
-from tests.processes import ENVIRONMENT, join, run_as_main, start_process, train
+from tests.processes import ENVIRONMENT, join, run_as_main, start_process
 from tests.rows import rows
 
 # Keys and values, and what their messages name. test_config.py has values out of their range.
@@ -154,12 +154,3 @@ def test_a_mistake_leaves_no_folder_unless_the_run_has_begun(folder) -> None:
     begun |= {line for line, _ in IN_THE_FIRST_STEP}
     left = {TABLE[int(path.name)][0] for path in (folder / "runs").glob("*")}
     assert left <= begun
-
-
-def test_a_bug_shows_its_traceback(tmp_path: Path) -> None:
-    """faults/test_torchrun.py has that of one of several ranks."""
-    bug = "    # data\n", '    raise ValueError("a bug")\n'
-    folder = folder_with(tmp_path / "s", "train.py", bug)
-    text = train("train.py", tmp_path / "run", folder=folder, code=1)
-    assert "Traceback" in text
-    assert "ValueError: a bug" in text

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import models
 from conf.schema import ModelConfig
 from models import build_model
-from models.pretrained import first_convolution, fitting_weights, head_of, initial_weights, is_in
+from models.pretrained import first_convolution, fitting_weights, head_of, is_in
+from runtime.resume import initial_weights
 from tests.helpers import refused
 from tests.rows import rows
 
@@ -139,6 +139,7 @@ def test_a_model_is_compiled_if_asked_for() -> None:
 
 @pytest.mark.parametrize("arch", TORCHVISION + TIMM)
 def test_every_family_takes_other_channels_and_outputs_and_trains_its_head(arch: str) -> None:
+    """The rest stays in evaluation mode, also with SyncBatchNorm."""
     name, size = "torchvision", 224
     if arch in TIMM:
         name = "timm"
@@ -146,7 +147,7 @@ def test_every_family_takes_other_channels_and_outputs_and_trains_its_head(arch:
         size = timm.models.get_pretrained_cfg_value(arch, "input_size")[-1]
     cfg = ModelConfig(name=name, arch=arch, channels_last=True, freeze="backbone")
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build_model(cfg, 5, num_outputs=7)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(build_model(cfg, 5, num_outputs=7))
         assert model.training  # in which some return a tuple by default
         assert model(torch.empty(2, 5, size, size)).shape == (2, 7)
     assert model.get_parameter(first_convolution(model)).shape[1] == 5
@@ -155,7 +156,12 @@ def test_every_family_takes_other_channels_and_outputs_and_trains_its_head(arch:
     learning = {name for name, p in parameters.items() if p.requires_grad}
     assert outputs
     assert outputs <= learning
-    assert all(is_in(name, head_of(model)) for name in learning)
+    head = head_of(model)
+    assert all(is_in(name, head) for name in learning)
+    in_training = {name for name, module in model.named_modules() if module.training}
+    around = {name for name, _ in model.named_modules() if any(is_in(x, [name]) for x in head)}
+    assert in_training - {""} <= around | {x for x in in_training if is_in(x, head)}
+    assert around | {*head} <= in_training
 
 
 def test_what_a_family_does_not_take_is_refused() -> None:
@@ -170,15 +176,6 @@ def test_what_a_family_does_not_take_is_refused() -> None:
         for kwargs in ({"widht": 8}, {"num_classes": 3}):
             with refused(f"model.kwargs={kwargs} does not fit model.arch=resnet18"):
                 build(name, 3, 7, arch="resnet18", **kwargs)
-
-
-def test_a_model_of_ones_own_has_arguments_of_any_name(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "deep.py").write_text(
-        "from torch.nn import Identity\n\n"
-        "def deep(in_channels, num_outputs, arch, weights): return Identity()\n"
-    )
-    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
-    assert isinstance(build("deep", 3, 7, arch="x", weights="uniform"), nn.Identity)
 
 
 def test_timms_weights_fit_other_sizes_channels_and_outputs(tmp_path: Path) -> None:

@@ -8,20 +8,24 @@ import traceback
 import tracemalloc
 from collections import namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.nn import functional as F
 from torchvision.transforms import v2
 
 import loaders.layouts
+from conf.errors import cause_of
+from examples.invert import Invert
+from examples.tokens import Tokens
 from loaders import build_loaders
 from loaders.batch import tensors_of
 from loaders.index import BadFileError
-from loaders.own_data import OwnData, collate
+from loaders.own_data import OwnData
 from loaders.targets import Target
 from tests.helpers import DEVICES, REPOSITORY, folder_with, make_config, refused
 from tests.processes import train
@@ -33,31 +37,25 @@ IMAGE = torch.zeros(3, 8, 8)
 Pair = namedtuple("Pair", "left right")
 
 
-class Items(Dataset):
-    """A Dataset of a list."""
+class Photos(list[Any]):
+    """A Dataset of photos, and of None where one is broken; it draws random numbers of three
+    libraries, without a thought of seeds."""
 
-    def __init__(self, items: Any, collate_fn: Any = collate) -> None:
-        self.items, self.collate_fn = items, collate_fn
+    transform: Any = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandAugment()])
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.items[number]
-
-
-class Photos(Items):
-    """Draws random numbers of three libraries, without a thought of seeds."""
-
-    transform = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandAugment()])
-
-    def __getitem__(self, number: int) -> tuple[dict[str, Tensor], tuple[int, str]]:
-        if self.items[number] is None:
+    def __getitem__(self, number: Any) -> Any:
+        if super().__getitem__(number) is None:
             raise BadFileError("it is broken")
         pixels = torch.arange(3 * 48 * 48).mul(number + 7).remainder(251)
         image = self.transform(pixels.to(torch.uint8).view(3, 48, 48)).float()
         image = image + float(np.random.normal()) + random.random() + torch.rand(1)
         return {"image": image}, (number, f"name {number}")
+
+
+class Faulty(Photos):
+    """Its transform raises KeyError."""
+
+    transform: Any = {}.__getitem__
 
 
 PHOTOS = Photos([*range(64)]), Photos([*range(13)])
@@ -66,12 +64,12 @@ BROKEN = tuple(Photos([None if n in BAD else n for n in range(count)]) for count
 
 @pytest.fixture
 def loaders_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Returns the loaders of what a user's function returns, which is called `digits`."""
+    """Returns the loaders of Datasets or of what else a user's function, `digits`, returns."""
 
     def build(*overrides: str, of: Any = PHOTOS, ranks=(0, 1), device="cpu", target=None) -> Any:
         def digits(data: Any, split: str) -> Any:
             found = dict(zip(("train", "val"), of, strict=True)).get(split)
-            return OwnData(found, target, found.collate_fn) if isinstance(found, Items) else found
+            return OwnData(found, target) if isinstance(found, list) else found
 
         monkeypatch.setattr("loaders.own.digits.digits", digits)
         options = ["data=own", "data.name=digits", "global_batch_size=8", "seed=1", *overrides]
@@ -139,24 +137,24 @@ def test_bad_samples_are_replaced_by_the_next_ones(loaders_of: Any) -> None:
         loaders_of("data.on_error=skip", of=(PHOTOS[0], Photos([None] * 13)))
 
 
-def test_workers_get_no_targets(loaders_of: Any) -> None:
-    target = Target("labels", np.zeros(10**6, np.int64), ("a", "b"))
+def test_workers_get_no_targets_whose_classes_are_counted(loaders_of: Any) -> None:
+    target = Target("labels", np.arange(10**6) % 4 // 3, ("a", "b"))
     loader, _ = loaders_of(target=target)
     assert len(pickle.dumps(loader.batches.dataset)) < 10**5
+    assert loader.info.class_counts().tolist() == [750_000, 250_000]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_of_the_dataset_keeps_its_traceback(workers: int, loaders_of: Any) -> None:
-    faulty: Any = Items({f"number {number}": 0 for number in range(9)})
     options = "data.on_error=skip", f"loader.num_workers={workers}"
     with pytest.raises(KeyError) as error:
-        list(loaders_of(*options, of=(faulty, faulty))[1])
-    assert "return self.items[number]" in "".join(traceback.format_exception(error.value))
+        list(loaders_of(*options, of=[Faulty(range(9))] * 2)[1])
+    assert "image = self.transform(" in "".join(traceback.format_exception(error.value))
 
 
 def test_a_billion_samples_cost_what_is_read_of_them(loaders_of: Any) -> None:
     """A resume at row 700 million takes no longer either."""
-    many: Any = Items(range(10**9), lambda items: (torch.tensor(items), 0))
+    many = OwnData(range(10**9), collate_fn=lambda items: (torch.tensor(items), 0))
     tracemalloc.start()
     try:
         loader, _ = loaders_of(of=(many, many))
@@ -172,8 +170,8 @@ def test_a_billion_samples_cost_what_is_read_of_them(loaders_of: Any) -> None:
 def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loaders_of: Any) -> None:
     pair = Pair(np.float32(2), (np.arange(2), "a"))
     items = [({"image": IMAGE, "pair": pair}, np.int64(n)) for n in range(9)]
-    options = {"of": (Items(items), Items(items)), "device": device}
-    [(inputs, targets), last] = loaders_of("loader.channels_last=true", **options)[1]
+    val_loader = loaders_of("loader.channels_last=true", of=(items, items), device=device)[1]
+    [(inputs, targets), last] = val_loader
     assert {tensor.device.type for tensor in tensors_of((inputs, targets))} == {device}
     assert inputs["image"].is_contiguous(memory_format=torch.channels_last)
     assert (targets.tolist(), last[1].tolist()) == ([*range(8)], [8])
@@ -185,15 +183,13 @@ def test_values_of_any_kind_and_nesting_make_a_batch_on_the_device(device, loade
 LABELS = Target("labels", np.array([0, 1, 1] * 3), ("a", "b"))
 MISTAKES: list[Any] = [
     ("data.name=digts", PHOTOS, ["data.name"]),
-    ("loader=synthetic", PHOTOS, ["loader"]),
     ("global_batch_size=65", PHOTOS, ["global_batch_size"]),
     ("seed=1", (None, None), ["data.name=digits", "OwnData"]),
-    ("seed=1", ([IMAGE], [IMAGE]), ["data.name=digits", "OwnData"]),
-    ("seed=1", Items([(IMAGE, 0, 1)] * 9), ["tuple", "(inputs, targets)"]),
-    ("seed=1", Items([(np.ones(3), 0)] * 9), ["are float64", "float32"]),
-    ("seed=1", Items([(IMAGE, 0)] * 8 + [(IMAGE, 2)]), ["digits/val", "sample 8", "from 0 to 1"]),
-    ("seed=1", Items([(IMAGE, np.full(1, n // 8 * 2)) for n in range(9)]), ["sample 8", "label 2"]),
-    ("seed=1", Items([(IMAGE, np.int32(0))] * 9), ["digits/val", "int32", "from 0 to 1"]),
+    ("seed=1", (IMAGE, IMAGE), ["data.name=digits", "OwnData"]),
+    ("seed=1", [(IMAGE, 0, 1)] * 9, ["tuple", "(inputs, targets)"]),
+    ("seed=1", [(IMAGE, 0)] * 8 + [(IMAGE, 2)], ["digits/val", "sample 8", "from 0 to 1"]),
+    ("seed=1", [(IMAGE, np.full(1, n // 8 * 2)) for n in range(9)], ["sample 8", "label 2"]),
+    ("seed=1", [(IMAGE, np.int32(0))] * 9, ["digits/val", "int32", "from 0 to 1"]),
 ]
 
 
@@ -207,28 +203,30 @@ def test_numbers_that_float32_merges_are_refused(loaders_of: Any) -> None:
 @pytest.mark.parametrize(("override", "data", "shown"), MISTAKES)
 def test_mistakes_are_refused(override: str, data: Any, shown, loaders_of: Any) -> None:
     """Of a command, of the function of a Dataset, and of its samples."""
-    of = (data, data) if isinstance(data, Items) else data
+    of = (data, data) if isinstance(data, list) else data
     with refused(*shown):
         list(loaders_of(override, of=of, target=LABELS)[1])
-    good = Items([(IMAGE, 0)] * 9)
-    counts = loaders_of(of=(good, good), target=LABELS)[0].info.class_counts()
-    assert counts.tolist() == [3, 6]
 
 
-def test_data_that_stream_have_no_index(monkeypatch) -> None:
-    """Which loaders.check, loaders.pack and predict.py split=test would read."""
+def test_models_that_get_float64_name_what_to_return() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.nn.Linear(3, 2)(torch.from_numpy(np.ones((1, 3))))
+    assert "float32" in str(cause_of(error.value))
+
+
+def test_runs_with_the_loader_of_the_example_continue_in_mid_epoch_on_any_ranks(
+    tmp_path, monkeypatch
+) -> None:
+    """Data that stream have no index, which loaders.check and loaders.pack would read."""
     paths = [*loaders.layouts.__path__, str(REPOSITORY / "examples")]
     monkeypatch.setattr(loaders.layouts, "__path__", paths)
     with refused("data.layout=stream", "loaders.check"):
         loaders.layouts.open_index(make_config("data.layout=stream").data)
-
-
-def test_runs_with_the_loader_of_the_example_continue_in_mid_epoch_on_any_ranks(tmp_path) -> None:
     scripts = ["train.py", *rows("train_ddp.py")]
     for script in scripts:
         folder = tmp_path / script
         found = f"import loaders.layouts\n\nloaders.layouts.__path__.append({str(folder)!r})\n"
-        folder_with(folder, script, ("@hydra", found))
+        folder_with(folder, script, ("@entry_point", found))
         shutil.copy(REPOSITORY / "examples" / "stream.py", folder)
     options = ["data.layout=stream", "epochs=1", "log.every_steps=1", "global_batch_size=16"]
     options += ["model.kwargs.batch_norm=false", "resume=auto"]
@@ -243,3 +241,27 @@ def test_runs_with_the_loader_of_the_example_continue_in_mid_epoch_on_any_ranks(
             one, parts = scalars_of(whole, tag), scalars_of(run, tag)
             assert len(one) == count
             assert parts[-count:] == [(step, pytest.approx(loss, abs=1e-4)) for step, loss in one]
+
+
+def test_the_example_of_an_augmentation_inverts_what_its_numbers_choose() -> None:
+    invert, images = Invert(), torch.rand(2, 3, 8, 8)
+    rows = np.zeros(2, [*invert.columns])
+    data: Any = SimpleNamespace(invert=0.5)
+    invert.draw(rows, rows, data, lambda name, num: np.array([[0.1], [0.9]]))
+    assert torch.equal(invert.apply(images, rows), torch.stack([1 - images[0], images[1]]))
+
+
+def test_the_loss_over_tokens_of_the_example_is_exact_for_any_parts_of_a_batch() -> None:
+    """Of 4 samples with 1, 2, 3 and 20 tokens: a rank with the first two has few."""
+    no_loader: Any = None
+    task = Tokens(make_config(), no_loader)
+    outputs, targets = torch.randn(4, 20, 256), torch.randint(256, (4, 20))
+    lengths = torch.tensor([1, 2, 3, 20])
+    targets[torch.arange(20) >= lengths[:, None]] = -100
+    parts = [(outputs[:2], targets[:2]), (outputs[2:], targets[2:])]
+    whole = task.loss(outputs, targets)
+    torch.testing.assert_close(sum(task.loss(*part) for part in parts) / 2, whole)
+    mean = F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(whole, mean * 26 / (4 * task.tokens_per_sample))
+    first, second = (task.sums(*part) for part in parts)
+    assert task.metrics(first + second)["loss"] == pytest.approx(mean.item(), rel=1e-6)

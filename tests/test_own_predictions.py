@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import export
+from loaders import build_loaders
 from loaders.batch import part
 from loaders.index import BadFileError
 from loaders.own_data import OwnData
-from loaders.predict import build_new_loader, build_test_loader
+from loaders.predict import build_new_loader
 from tasks import Task
 from tests.helpers import REPOSITORY, make_config, refused
 from tests.processes import execute, train
@@ -40,9 +41,8 @@ def test_new_samples_are_predicted_and_exported_models_take_inputs_of_the_datase
     answer = torch.export.load(f"{run}.pt2").module()(image)[0]
     probability = pytest.approx(float(expected["probability"]), abs=1e-4)
     assert answer.max().item() == probability
-    for path in ("none", ""):
-        text = execute([*use, f"data.root={path}", "out=x"], prints, code=2)
-        assert ("data.root=" in text, "Traceback" in text) == (True, False)
+    text = execute([*use, "data.root=nowhere", "out=x"], prints, code=2)
+    assert ("data.root=nowhere" in text, "Traceback" in text) == (True, False)
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
@@ -66,23 +66,27 @@ def test_inputs_of_any_nesting_are_exported(form: str, tmp_path) -> None:
         assert len(load_file(file)) == 4
 
 
-def test_the_test_split_is_that_of_a_function_of_its_own(monkeypatch) -> None:
-    cfg = make_config("data=own", "data.name=digits")
+class Broken(list[int]):
+    """Samples that cannot be loaded."""
+
+    def __getitem__(self, number: Any) -> Any:
+        raise BadFileError("it is broken")
+
+
+def test_the_test_split_and_new_samples_are_those_of_a_function_of_its_own(monkeypatch) -> None:
+    """New ones are reported if all are bad."""
+    cfg, device = make_config("data=own", "data.name=digits"), torch.device("cpu")
     with refused("split=test", "split=val"):
-        build_test_loader(cfg, None, torch.device("cpu"))
+        build_loaders(cfg, device, held_out="test")
     items = [(torch.zeros(1, 28, 28), number % 3) for number in range(9)]
-    monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(items))
-    test = build_test_loader(cfg, None, torch.device("cpu"))
+
+    def digits(data: Any, split: str) -> OwnData:
+        return OwnData(Broken(range(9)) if split == "new" else items)
+
+    monkeypatch.setattr("loaders.own.digits.digits", digits)
+    cfg.global_batch_size = 3
+    _, test = build_loaders(cfg, device, held_out="test")
     assert torch.equal(torch.cat([labels for _, labels in test]), torch.arange(9) % 3)
-
-
-def test_new_samples_are_reported_if_all_are_bad(monkeypatch) -> None:
-    class Broken(list[int]):
-        def __getitem__(self, number: Any) -> Any:
-            raise BadFileError("it is broken")
-
-    monkeypatch.setattr("loaders.own.digits.digits", lambda data, split: OwnData(Broken(range(9))))
-    cfg = make_config("data=own", "data.name=digits")
-    loader, _ = build_new_loader(cfg, None, 1, torch.device("cpu"))
-    assert [*loader] == []
-    assert [*loader.bad] == [*range(9)]
+    new = build_new_loader(cfg, None, 1, device)
+    assert [*new] == []
+    assert [*new.bad] == [*range(9)]

@@ -44,11 +44,12 @@ def write_run(
 
 
 def test_a_run_is_listed_with_its_settings_best_metric_and_speed(tmp_path) -> None:
-    run = tmp_path / "train" / "short"
+    run = tmp_path / "runs" / "train" / "short"
     train("train.py", run, "model.kwargs.width=8", "optimizer.warmup_epochs=0", "max_steps=5")
-    (tmp_path / "no run").mkdir()
-    [line] = listed(tmp_path)
-    summary = summary_of(run)
+    root = (tmp_path / "runs").rename(tmp_path / "lr=0.1")  # a folder may have any name
+    (root / "no run").mkdir()
+    [line] = listed(root)
+    summary = summary_of(root / "train" / "short")
     best, speed = summary["best"]["val/top1"], summary["perf/images_per_s"]
     assert line[:3] == [f"val/top1 {best:.4f}", f"{speed:,.0f}", "train/short"]
     assert line[3] == "model.kwargs.width=8 optimizer.warmup_epochs=0 max_steps=5"
@@ -77,21 +78,7 @@ def test_runs_stand_with_those_of_their_data_and_the_lowest_error_is_first(tmp_p
     write_run(tmp_path / "c", {"val/mae": 2.0}, "layout: tiles", mode="min")
     write_run(tmp_path / "d", {"val/mae": 0.0}, "layout: u}\nloader: {name: synthetic", mode="min")
     assert names(tmp_path) == "b a c d"
-    with refused("takes a folder and sort=KEY, not"):
-        listed(tmp_path, "lr=0.1")
     assert runs.read_run(tmp_path / "c", tmp_path).score("val/mae") == -2  # for a sweep's trials
-
-
-def test_the_folder_may_have_any_name(tmp_path, monkeypatch) -> None:
-    """Hydra's -m names folders by overrides."""
-    (tmp_path / "lr=0.1").mkdir()
-    write_run(tmp_path / "lr=0.1" / "a", {"val/top1": 0.5})
-    assert names(tmp_path / "lr=0.1", "sort=name") == "a"
-    monkeypatch.chdir(tmp_path)
-    assert names("lr=0.1") == "a"
-    assert names("") == "lr=0.1/a"
-    with refused("--sort=name"):
-        names("", "--sort=name")
 
 
 def test_the_mean_and_the_standard_deviation_of_folds_that_have_ended_have_a_line(tmp_path) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import sys
 import termios
@@ -20,8 +19,8 @@ from torch import nn
 
 from conf.errors import UserError
 from loaders import build_loaders
-from models.pretrained import read_weights
-from runtime import Run, build_optimizer, preemption, run_main
+from runtime import Run, build_optimizer, run_main
+from runtime.checkpoint_files import read_weights
 from runtime.process_group import ProcessGroup
 from runtime.progress import Progress
 from tasks import build_task
@@ -134,32 +133,6 @@ def test_averaged_weights_are_those_to_use(keeps_best: bool, run_of, tmp_path) -
     assert weights["weight"].item() == 7
 
 
-@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
-def test_a_run_that_has_ended_has_nothing_to_do_and_asks_for_no_other_start(
-    run_of, monkeypatch, tmp_path
-) -> None:
-    """Nothing to trace either; the signal comes while its loggers end."""
-    for name in ("signalled", "_run_dir"):
-        monkeypatch.setattr(preemption, name, None)
-    options = ["max_steps=1", "resume=auto"]
-    for number, more in enumerate([[], ["profile.steps=[0,5]"]]):
-        run = run_of(*options, *more)
-        preemption.start(tmp_path)
-        run.resume()
-        task = build_task(run.cfg, run.loader)
-        for _ in run.epochs():
-            assert number == 0
-            for _ in run.batches(run.loader):
-                run.step(ZERO, ZERO)
-            run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
-        if number == 1:
-            preemption.listen()
-            run.report.close = lambda progress: os.kill(os.getpid(), signal.SIGUSR1)
-        run.finish()
-    assert preemption.signalled == signal.SIGUSR1
-    assert not (tmp_path / preemption.REQUEUE_MARKER).exists()
-
-
 @pytest.mark.parametrize("error", [None, OSError, SystemExit, KeyboardInterrupt])
 def test_loggers_are_closed_however_a_run_ends(error, run_of) -> None:
     run, logger = run_of("max_steps=1"), Mock()
@@ -171,27 +144,6 @@ def test_loggers_are_closed_however_a_run_ends(error, run_of) -> None:
             if error is not None:
                 raise error
     logger.close.assert_called_once_with(error is None)
-
-
-@pytest.mark.parametrize("validates", [True, False])
-def test_a_signal_in_a_validation_ends_the_run_with_its_save(
-    validates, run_of, tmp_path, monkeypatch
-) -> None:
-    """And so does one in a loop of one's own that leaves this validation out."""
-    monkeypatch.setattr(preemption, "signalled", None)
-    run, steps = run_of("epochs=2", "global_batch_size=1000", "checkpoint.keep=9"), 0
-    task = build_task(run.cfg, run.loader)
-    with pytest.raises(SystemExit) as end:
-        for _ in run.epochs():
-            for _ in run.batches(run.loader):
-                run.step(ZERO, ZERO)
-                steps += 1
-            monkeypatch.setattr(preemption, "signalled", signal.SIGTERM)
-            if validates:
-                run.epoch(task, torch.ones(task.num_sums, dtype=torch.float64))
-    assert (end.value.code, steps) == (os.EX_TEMPFAIL, len(run.loader))
-    assert len(list(tmp_path.glob("checkpoints/step-*"))) == 1
-    assert (tmp_path / preemption.REQUEUE_MARKER).exists()
 
 
 def test_of_validations_with_the_same_best_metric_that_with_the_lowest_loss_is_kept() -> None:
@@ -250,14 +202,14 @@ def test_on_a_terminal_a_bar_takes_the_place_of_lines(run_of, monkeypatch, caplo
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with open(end, "w", encoding="utf-8") as stderr, caplog.at_level("INFO"):
         monkeypatch.setattr(sys, "stderr", stderr)
-        run = run_of("epochs=90", "max_steps=120", clock=clock)
+        run = run_of("epochs=90", "max_steps=20", clock=clock)
         for _ in run.batches(run.loader):
             clock.return_value += 0.005
             run.step(torch.tensor(12.3456), ZERO)
-            if run.step_number == 120:
+            if run.step_number == 20:
                 run.report.bar.refresh()
     frames = os.read(terminal, 1 << 16).decode().rstrip("\r ").split("\r")
     assert all(len(frame) < columns for frame in frames)
-    for shown in ("epoch 1/90", "120/156", "loss 12.3456, 12800 samples/s]"):
+    for shown in ("epoch 1/90", "20/156", "loss 12.3456, 12800 samples/s]"):
         assert shown in frames[-1]
     assert "step 20 of" not in caplog.text

@@ -50,10 +50,8 @@ MORE: list[Any] = rows(
     ("train_ddp.py", "adamw", ["model.compile=true"], 1e-3, 1e-4),
     ("train_fsdp.py", "muon", [], 1e-3, 1e-3),
     ("train_amp.py", "sgd", ["amp.dtype=bfloat16"], 2e-2, 0.1),
-    ("train_amp.py", "sgd", ["amp.dtype=float16", "amp.init_scale=256"], 2e-2, 0.1),
     ("train_ddp_amp.py", "sgd", ["loader=dali", "amp.dtype=bfloat16"], 2e-2, 0.1),
     ("train_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
-    ("train_ddp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
     ("train_fsdp_accumulate.py", "sgd", ["accumulate_steps=4"], 1e-5, 1e-4),
 )
 
@@ -88,7 +86,7 @@ def test_ranks_and_parts_of_a_batch_train_like_one_process_on_the_whole(
     """Up to these tolerances; and each sample is validated once: one of two ranks has one more."""
     one, other = baseline_of(optimizer), tmp_path / "run"
     overrides = [*data, *TEN, *OPTIMIZERS[optimizer], *options]
-    edits = [("import hydra\n", f"import functools\nimport torch\ntorch.compile = {COMPILED}\n\n")]
+    edits = [("import torch\n", f"import functools\nimport torch\ntorch.compile = {COMPILED}\n\n")]
     train(script, other, *overrides, edits=edits if "model.compile=true" in options else [])
     assert weights_differ_by(other, one) < of_weights
     for tag in ("train/loss", "train/grad_norm", "train/lr", "val/loss", "val/top1"):
@@ -184,7 +182,7 @@ def test_bfloat16_is_for_cpus_that_compute_it_and_for_whoever_asks_and_validatio
 @pytest.mark.slow
 @pytest.mark.parametrize("script", rows("train_ddp.py"))
 def test_a_layer_that_is_not_used_is_named_under_ddp(script, data, tmp_path) -> None:
-    edits = [("    # optimizer\n", "    model.extra = nn.Linear(3, 3)\n\n")]
+    edits = [("    # optimizer\n", "    model.extra = torch.nn.Linear(3, 3)\n\n")]
     options = [*data, "model.kwargs.batch_norm=false"]
     codes, prints = run_to_end(script, tmp_path / "run", *options, edits=edits)
     assert codes == [2, 2], prints

@@ -12,32 +12,20 @@ from runtime.timing import Timer, bottleneck
 
 
 class TimerOfGPU(Timer):
-    """A timer whose device goes on by itself, behind the host: `on_device` is its time. As on a
-    GPU, moments can be read only once the host has waited for it."""
+    """A timer whose device goes on by itself, behind the host: `on_device` is its time."""
 
     now = on_device = 0
     behind = 0  # what the host waits until the device has finished
 
     def __init__(self, group: Any) -> None:
-        super().__init__(torch.device("cpu"), group, lambda: float(self.now))
-        self.moments: list[Mock] = []
+        super().__init__(torch.device("cpu"), group, 8, lambda: float(self.now))
 
     def _now(self) -> Mock:
-        at, moment = self.on_device, Mock(is_over=False)
-        self.moments.append(moment)
-
-        def elapsed_time(end: Mock) -> int:
-            if not (moment.is_over and end.is_over):
-                raise RuntimeError("Both events must be completed before calculating elapsed time.")
-            return 1000 * (end.at - at)
-
-        moment.configure_mock(at=at, elapsed_time=elapsed_time)
-        return moment
+        at = self.on_device
+        return Mock(at=at, **{"elapsed_time.side_effect": lambda end: 1000 * (end.at - at)})
 
     def _wait(self) -> None:
         self.now, self.behind = self.now + self.behind, 0
-        for moment in self.moments:
-            moment.is_over = True
 
 
 def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
@@ -49,7 +37,7 @@ def test_a_gpu_waits_for_data_while_it_has_nothing_to_do() -> None:
         timer.on_device += 1
         timer.mark("data_wait")
         timer.now += 1
-        timer.end_step(num_images=8)
+        timer.end_step()
     timer.behind = 6
     timer.finish_steps()
     expected = {"first_step": 6.0, "data_wait": 3.0, "compute": 21.0}

@@ -31,7 +31,8 @@ class Torchrun(AbstractContextManager["Torchrun"]):
         self.agent.kill()
         self.agent.join()
         for process in self.processes():
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(process, signal.SIGKILL)
 
     def processes(self) -> list[int]:
         """Those of the agent, its ranks and their workers that live: all that print to its file."""

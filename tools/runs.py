@@ -97,13 +97,11 @@ def means_over_folds(rows: list[Row]) -> list[Row]:
     for folds in groups.values():
         first, *more = folds.values()
         if more:
-            names = list(first.values)
-            table = [[row.values.get(x, math.nan) for x in names] for row in folds.values()]
-            mean, deviation = np.mean(table, axis=0), np.std(table, axis=0, ddof=1)
-            values, deviations = (
-                dict(zip(names, mean, strict=True)),
-                dict(zip(names, deviation, strict=True)),
-            )
+            columns = {
+                x: [row.values.get(x, math.nan) for row in folds.values()] for x in first.values
+            }
+            values = {x: float(np.mean(column)) for x, column in columns.items()}
+            deviations = {x: float(np.std(column, ddof=1)) for x, column in columns.items()}
             name = f"mean of {len(folds)} folds"
             means.append(replace(first, folder=name, values=values, deviations=deviations))
     return means

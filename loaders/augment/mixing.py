@@ -72,9 +72,9 @@ class Mixing(Augmentation):
                 own = own * ~inside(factor * boxes, *images.shape[2:])
             return torch.lerp(torch.cat([images[half:], images[:half]]), images, own)
 
-        if target.interpolation == "linear":
+        if target.kind == "images":
             targets = mixed(targets)
-        elif target.interpolation == "nearest":
+        elif target.kind == "masks":
             cut = inside(boxes, height, width)[:, 0]
             targets = torch.where(cut, targets.roll(half, 0), targets)
         else:

@@ -84,9 +84,9 @@ class Affine(Augmentation):
             return images.copy_(F.grid_sample(images, grid, mode, align_corners=False))
 
         inputs = moved(inputs, "bilinear")
-        if target.interpolation == "linear":
+        if target.kind == "images":
             targets = moved(targets, "bilinear")
-        elif target.interpolation == "nearest":
+        elif target.kind == "masks":
             above = (targets - target.ignore_index).float()[:, None]  # grid_sample puts 0 outside
             targets = moved(above, "nearest")[:, 0].long() + target.ignore_index
         return inputs, targets

@@ -32,8 +32,6 @@ def dali_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Loader:
             "data.on_error=skip is not possible with loader=dali; list bad files by python -m "
             "loaders.check ... out=bad.txt, and leave them out by data.leave_out=bad.txt"
         )
-    if index.target.kind == "masks":
-        raise UserError("loader=dali does not read masks; use loader=pytorch")
     for side, headers in enumerate(index.headers):
         wrong = np.flatnonzero(headers["dali"] == 0)
         if len(wrong):

@@ -32,7 +32,8 @@ def pytorch_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Loader
         share(index, cfg.data)
     num_threads = options.num_threads or max(1, cpus_per_rank() // max(1, num_workers))
     dataset = ImageDataset(transform.rectangles, num_threads)
-    batches = data_loader(dataset, plan, num_workers, cfg, device)
+    images = [torch.from_numpy(images) for images in dataset.empty(plan.batch_size)]
+    batches = data_loader(dataset, plan, num_workers, cfg, device, images)
     return Loader(
         *(plan, batches, transform, transform.info(plan), device),
         num_threads=cpus_per_rank(),
@@ -54,6 +55,14 @@ class ImageDataset(Dataset[Batch]):
     def __reduce__(self) -> Any:
         return ImageDataset, (self.rectangles, self.num_threads)
 
+    def empty(self, count: int) -> list[np.ndarray]:
+        """Return memory for the images of so many rows, by side."""
+        # Unlike torch, NumPy asks Linux for huge pages, which take a sixth of the time.
+        return [
+            np.empty((count, *size, side.channels), side.dtype)
+            for side, size in zip(self.index.sides, self.sizes, strict=True)
+        ]
+
     def __getitems__(self, rows: np.ndarray) -> Batch:
         """Read a batch. A bad sample ends the run or, with `data.on_error=skip`, is replaced by the
         one that follows it in the index; in evaluation it is left out."""
@@ -65,27 +74,17 @@ class ImageDataset(Dataset[Batch]):
     def _copied(self, rows: np.ndarray) -> Batch | None:
         """Copy a batch whose images need neither decoding nor resizing; None: it is another one, or
         has a bad sample, which `_read` names or skips."""
-        height, width = self.sizes[0]
+        height, width = size = self.sizes[0]
         if (rows["height"] != height).any() or (rows["width"] != width).any():
             return None
         try:
-            whole = self.index.read_batch(rows["sample"])
+            images = self.index.read_batch(rows, size)
         except BadFileError:
             return None
-        if whole is None:
-            return None
-        images = torch.from_numpy(whole)
-        if images.shape[1:3] != (height, width):
-            corners = zip(images, rows["y"].tolist(), rows["x"].tolist(), strict=True)
-            images = torch.stack([image[y : y + height, x : x + width] for image, y, x in corners])
-        return Batch(rows, (images,))
+        return None if images is None else Batch(rows, (torch.from_numpy(images),))
 
     def _read(self, rows: np.ndarray) -> Batch:
-        # Unlike torch, NumPy asks Linux for huge pages, which take a sixth of the time.
-        images = [
-            np.empty((len(rows), *size, side.channels), side.dtype)
-            for side, size in zip(self.index.sides, self.sizes, strict=True)
-        ]
+        images = self.empty(len(rows))
         bad: dict[int, str] = {}
         numbers = iter(range(len(rows)))  # a free thread takes the next one
 

@@ -56,9 +56,9 @@ def class_folders(
     if len(classes) < 2:
         found = f"{counted(len(classes), 'class')} ({', '.join(classes)})"
         raise UserError(f"{root} has {found}; use 2 or more")
-    columns = read_headers([files], data, [content])
+    columns = read_headers([files], data, [content], describe_others(others))
     target = Target("labels", np.searchsorted(classes, names), tuple(classes))
-    return index_splits(root.name, data, splits, columns, target, counts, describe_others(others))
+    return index_splits(root.name, data, columns, target, counts)
 
 
 def _images_of(split: Path, others: Counter[str], root: str) -> dict[str, list[str]]:

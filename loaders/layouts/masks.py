@@ -1,25 +1,25 @@
 """Images and the classes of their pixels: the same relative path below two folders."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from conf.errors import UserError, first_few
 from conf.schema import DataConfig
 from loaders.columns import Columns
 from loaders.file_index import index_splits
-from loaders.index import Index
+from loaders.images import PNG_START
+from loaders.index import Index, path_below
 from loaders.layouts.pairs import find_pairs, size_factor
-from loaders.sources import path_below
 from loaders.targets import Target
 
 
 def masks(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
-    """Return the index of each of these splits that there is, and of `val`, whose masks are counted
-    as training has counted them."""
-    splits = {*splits, "val"}
-    files, counts, notes = find_pairs(data, splits, "indices")
+    """Return the index of each of these splits that there is."""
+    files, counts = find_pairs(data, splits, "indices")
     if (factor := size_factor(files, data)) > 1:
         raise UserError(
             f"the masks below {data.root} are {factor} times as large as their images; store each "
@@ -29,7 +29,7 @@ def masks(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
     names = tuple(map(str, range(num_classes)))
     target = Target("masks", names=names, ignore_index=data.ignore_index)
     name = Path(data.root).name
-    indexes = index_splits(name, data, splits, files, target, counts, notes)
+    indexes = index_splits(name, data, files, target, counts)
     for index in indexes.values():
         if index.headers[1]["highest"].max() < 0:
             raise UserError(
@@ -56,3 +56,22 @@ def _num_classes(data: DataConfig, files: Columns, num_tests: int) -> int:
             "data.ignore_index=255 if 255 means no class, or correct the masks"
         )
     return num_classes
+
+
+def other_palettes(indexes: Sequence[Index], broken: Collection[str]) -> dict[str, str]:
+    """Return the masks, by place, that are PNGs with another palette than those before them, but
+    for `broken` ones. Above the highest index of a mask, there may be any colours."""
+    first, found = b"", {}
+    for index in indexes:
+        for sample, highest in enumerate(index.headers[1]["highest"].tolist()):
+            place = index.place_of(sample, 1)
+            content = b"" if place in broken else index.content(sample, 1)
+            if not content.startswith(PNG_START):
+                continue
+            with Image.open(BytesIO(content)) as mask:
+                colours = bytes(mask.palette.palette) if mask.palette else b""
+            colours = colours[: 3 * (highest + 1)]
+            first += colours[len(first) :]
+            if not first.startswith(colours):
+                found[place] = "has another palette than masks before it; use one for all"
+    return found

@@ -10,7 +10,7 @@ from conf.schema import DataConfig
 from loaders.columns import one_process_at_a_time
 from loaders.images import reason_of
 from loaders.index import Index
-from loaders.sources import in_memory
+from loaders.pixels import in_memory
 from loaders.splits import check_no_split
 
 DATASETS = {

@@ -7,7 +7,7 @@ import numpy as np
 
 from conf.schema import DataConfig
 from loaders.index import Index
-from loaders.sources import in_memory
+from loaders.pixels import in_memory
 from loaders.splits import check_no_split
 
 MNIST_MINI = Path(__file__).parents[2] / "data" / "mnist_mini.npz"

@@ -13,24 +13,22 @@ from conf.schema import DataConfig
 from loaders.columns import Columns
 from loaders.file_index import index_splits, read_headers, sizes_of
 from loaders.folders import describe_others, images_below
-from loaders.index import Index
-from loaders.sources import path_below
+from loaders.index import Index, path_below
 from loaders.splits import split_folders
 from loaders.targets import Target
 
 
 def pairs(data: DataConfig, splits: Collection[str]) -> dict[str, Index]:
     """Return the index of each of these splits that there is."""
-    files, counts, notes = find_pairs(data, splits, "rgb")
+    files, counts = find_pairs(data, splits, "rgb")
     target = Target("images", size_factor=size_factor(files, data))
-    return index_splits(Path(data.root).name, data, splits, files, target, counts, notes)
+    return index_splits(Path(data.root).name, data, files, target, counts)
 
 
 def find_pairs(
     data: DataConfig, splits: Collection[str], target_content: str
-) -> tuple[Columns, dict[str, int], tuple[str, ...]]:
-    """Return the files of both sides, the number of samples of each split that there is, and lines
-    on what else lies there.
+) -> tuple[Columns, dict[str, int]]:
+    """Return the files of both sides, and the number of samples of each split that there is.
 
     The targets' content is of the kind `target_content`, see `ImageSpec.content`.
     """
@@ -54,7 +52,7 @@ def find_pairs(
         for side, found in zip(paths, (inputs, targets), strict=True):
             side += [found[stem] for stem in sorted(found)]
         counts[split] = len(inputs)
-    files = read_headers(paths, data, ("rgb", target_content))
+    files = read_headers(paths, data, ("rgb", target_content), describe_others(others))
     turned, other = (headers["orientation"] for headers in files.of_sides("headers"))
     unclear = np.flatnonzero((turned > 1) & (other > 0) & (turned != other))
     if len(unclear) and data.exif is None:
@@ -64,7 +62,7 @@ def find_pairs(
             f"their targets: {first_few(turned_paths)}; set data.exif=true if "
             "the targets fit the upright inputs, or data.exif=false if they fit them as stored"
         )
-    return files, counts, describe_others(others)
+    return files, counts
 
 
 def _images_by_stem(side: Path, data: DataConfig, others: Counter[str]) -> dict[str, str]:

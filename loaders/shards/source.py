@@ -58,28 +58,24 @@ def _join(
     storage: Storage, shards: list[str], facts: dict[str, Any], listed: list[bytes]
 ) -> Columns:
     """Return the columns of a split with these shards, without the files `listed`."""
-
-    def read(name: str) -> dict[str, np.ndarray]:
-        content, place = storage.read(f"{name}.npz"), storage.place_of(f"{name}.npz")
+    files, parts = [f"{name}.npz" for name in shards], []
+    contents = map_in_threads(storage.read, files, "reading sidecars")
+    # In one thread: in several, Python 3.11 may fail to parse NumPy's headers (issue gh-106905).
+    for file, content in zip(files, contents, strict=True):
         try:
-            with np.load(BytesIO(content)) as columns:
-                return dict(columns)
+            with np.load(BytesIO(content)) as part:
+                parts.append(dict(part))
         except Exception as error:  # damaged bytes make NumPy raise errors of any type
+            place = storage.place_of(file)
             raise UserError(f"{place} is damaged ({reason_of(error, place)}); {FIX}") from None
-
-    parts = map_in_threads(read, shards, "reading sidecars")
     columns = Columns({name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
-    rows, num_matched = np.argsort(columns["samples"]), 0
-    if listed:
-        sides = columns.of_sides("names")
-        is_listed = np.any([np.isin(side, listed) for side in sides], axis=0)
-        rows = rows[~is_listed[rows]]
-        num_matched = int(np.any([np.isin(listed, side) for side in sides], axis=0).sum())
-    columns = columns.take(rows)
+    rows = np.argsort(columns["samples"])
+    is_listed = [np.isin(side, listed) for side in columns.of_sides("names")]
+    columns = columns.take(rows[~np.any(is_listed, axis=0)[rows]])
     target = target_of(facts["target"], columns.get("values"))
     specs = [ImageSpec(*side) for side in facts["sides"]]
     complete(columns, facts["name"], target, specs, notes=facts["notes"])
-    columns.facts["num_matched"] = num_matched
+    columns.facts["num_matched"] = int(np.sum(is_listed))
     spans = columns["spans-0"]
     columns["order"] = np.lexsort((spans["start"], spans["shard"]))
     columns["starts"] = np.append(0, np.bincount(spans["shard"], minlength=len(shards)).cumsum())

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from models.pretrained import MANIFEST, STATE, fingerprint
 from runtime.checkpoint import CheckpointWriter
+from runtime.checkpoint_files import MANIFEST, STATE, fingerprint
 from tests.faults import NUM_STEPS
 from tests.helpers import has_ranks, make_config, refused
-from tests.processes import LIMIT_S, fork, join, train
+from tests.processes import fork, join, train, wait_for
 from tests.results import (
     assert_same,
     assert_same_state,
@@ -28,11 +28,6 @@ from tests.results import (
     weights_differ_by,
 )
 from tests.rows import rows
-
-
-def cut_short(folder: Path) -> None:
-    content = (folder / STATE).read_bytes()
-    (folder / STATE).write_bytes(content[:-1000])
 
 
 def flip_a_bit(folder: Path, name: str = STATE) -> None:
@@ -55,11 +50,6 @@ def files_in(folder: Path) -> dict[str, Any]:
     return {path.name: fingerprint(path) for path in folder.glob("*.pt")}
 
 
-def lie(folder: Path) -> None:
-    """The manifest has the right names, and checksums of other files."""
-    write_manifest(folder, {STATE: fingerprint(folder / MANIFEST)})
-
-
 def name_files_elsewhere(folder: Path) -> None:
     write_manifest(folder, {f"../../{folder.name}/{STATE}": files_in(folder)[STATE]})
 
@@ -71,11 +61,11 @@ def hold_code(folder: Path) -> None:
     write_manifest(folder, files_in(folder))
 
 
-DAMAGES = [cut_short, flip_a_bit, lose_the_manifest, lie, name_files_elsewhere, hold_code]
+DAMAGES = [flip_a_bit, lose_the_manifest, name_files_elsewhere, hold_code]
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options, tmp_path) -> None:
-    """Those of steps 11 to 16 are damaged. That of step 10 was about to be replaced when its run
+    """Those of steps 11 to 14 are damaged. That of step 10 was about to be replaced when its run
     was killed: renamed away, and the new one not yet to its name; a foreign file lies in it."""
     run, good = tmp_path / "run", step_folder(finished, 10)
     for step, damage in enumerate(DAMAGES, start=11):
@@ -84,7 +74,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_damaged_ones(finished, options
     old = shutil.copytree(good, run / "checkpoints" / ".step-00000010.old")
     (old / "notes.txt").write_text("a file that somebody has put there does no harm")
     text = train("train.py", run, *options, "resume=auto", "checkpoint.keep=1")
-    for step in range(11, 17):
+    for step in range(11, 15):
         assert f"{step_folder(run, step)} is damaged" in text
     assert f"resumed from {old}: step 10" in text
     assert "weights_only=False" not in text  # as PyTorch advises
@@ -170,36 +160,35 @@ def test_steps_that_a_run_has_left_go_before_older_ones_and_the_best_one_stays(t
         assert not list(tmp_path.glob("checkpoints/.*"))
 
 
-@pytest.mark.parametrize(
-    ("script", "num_kills"), [("train.py", 6), *rows(("train_ddp.py", 2), ("train_fsdp.py", 3))]
-)
+@pytest.mark.parametrize(("script", "num_kills"), rows(("train.py", 6), ("train_fsdp.py", 3)))
 def test_a_chain_of_runs_that_are_killed_while_they_save_ends_with_the_bits_of_one(
     script: str, num_kills: int, options, tmp_path
 ) -> None:
-    """The first kill is of one of the ranks, which the others notice."""
+    """The first kill is of one of the ranks, which the others notice. A write takes 0.2 s, so that
+    it is not over before the kill on a busy machine."""
     run, whole, random, num_inside = tmp_path / "run", tmp_path / "whole", Random(script), 0
+    slow = ["os.fsync = lambda file: time.sleep(0.05)"]
     options = [*options, "resume=auto", "checkpoint.every_steps=1"]
     checkpoints = run / "checkpoints"
-    checkpoints.mkdir(parents=True)
 
     def newest_begun() -> int:
         """The step of the newest write that has begun; 0: none has."""
         names = [path.name.strip(".") for path in checkpoints.glob("*step-*")]
         return max((int(name[5:13]) for name in names), default=0)
 
-    for number in range(num_kills):
-        goal = newest_begun() + random.randint(1, 2)
-        processes, prints = fork(script, run, *options)
-        end = time.monotonic() + LIMIT_S
-        while newest_begun() < goal:  # to half a millisecond
-            assert time.monotonic() < end
-            time.sleep(0.0005)
-        time.sleep(random.uniform(0, 0.003))
-        killed = processes if number else processes[-1:]
+    def run_until_killed(is_of_one: bool) -> None:
+        newest = newest_begun()
+        processes, prints = fork(script, run, *options, loop=slow)
+        wait_for(lambda: newest_begun() > newest, f"a write after that of step {newest}")
+        time.sleep(random.uniform(0, 0.1))
+        killed = processes[-1:] if is_of_one else processes
         for process in killed:
             process.kill()
         expected = [1] * (len(processes) - len(killed)) + [-9] * len(killed)
         assert join(processes) == expected, [path.read_text() for path in prints]
+
+    for number in range(num_kills):
+        run_until_killed(is_of_one=number == 0)
         num_inside += any(checkpoints.glob(".step-*.tmp"))
     assert newest_begun() < NUM_STEPS
     train(script, run, *options)
@@ -236,7 +225,6 @@ def test_a_run_goes_on_with_any_script_on_any_number_of_ranks(sharded, options, 
     assert "step-00000004: step 4" in printed
     go_on(sharded, 10, num_ranks=4)  # some ranks have no part of the smallest weights
     go_on("train_ddp.py", 12)
-    go_on(sharded, 13)
     go_on("train.py", 14)
     go_on(sharded, NUM_STEPS)
     assert_same(published(run), checkpoint_of(run)["model"])

@@ -36,7 +36,7 @@ def test_a_run_stopped_twice_in_mid_epoch_ends_with_the_same_bits(
     """By a signal in a step that the loop leaves out, where a checkpoint is due, and after 13 steps
     with worker processes. Each rank drops other pixels."""
     whole, stopped = tmp_path / "whole", tmp_path / "run"
-    loop = ["inputs = nn.functional.dropout(inputs, 0.1)", "if step in (5, 10): continue"]
+    loop = ["inputs = torch.nn.functional.dropout(inputs, 0.1)", "if step in (5, 10): continue"]
     options = [*options, *overrides, "checkpoint.every_steps=5", "checkpoint.keep=9"]
     train(script, whole, *options, loop=loop)
     loop = [*hit(5, 0, "os.kill(os.getpid(), 15)"), *loop]
@@ -72,18 +72,33 @@ def hang_up_is(disposition: str) -> tuple[str, str]:
     return "    run_main(main)\n", line
 
 
+AT_THE_END = """
+    import os
+    close = run.report.close
+
+    def close_signalled(progress):
+        os.kill(os.getpid(), 10)
+        close(progress)
+
+    run.report.close = close_signalled
+"""
+"""SIGUSR1, while the last files are written."""
+
+
 def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished, tmp_path) -> None:
-    """One in step 3, 7, 11 and the last, validated later. Its other processes get all of them in
-    step 5, after which they load another batch."""
+    """One in step 3, 7, in the validation of step 8 and in the last step, validated later. Its
+    other processes get all of them in step 5, after which they load another batch."""
     run, options = tmp_path / "run", [*options, "resume=auto"]
-    signals = {3: signal.SIGTERM, 7: signal.SIGUSR1, 11: signal.SIGHUP, NUM_STEPS: signal.SIGINT}
+    signals = {3: signal.SIGTERM, 7: signal.SIGUSR1, 8: signal.SIGHUP, NUM_STEPS: signal.SIGINT}
     loop = list[str]()
     for step, number in signals.items():
-        loop += hit(step, 0, f"os.kill(os.getpid(), {number:d})")
+        if step != 8:
+            loop += hit(step, 0, f"os.kill(os.getpid(), {number:d})")
     kills = "; ".join(f"kill -{number:d} {{pids}}" for number in signals.values())
     pids = "pids = ' '.join(str(p.pid) for p in psutil.Process().children(recursive=True))"
     loop += hit(5, 0, f"import psutil; {pids}; os.system(f'{kills}')")
-    edits = [hang_up_is("SIG_DFL")]
+    in_validation = f"        if epoch == 0: os.kill(os.getpid(), {signal.SIGHUP:d})\n"
+    edits = [hang_up_is("SIG_DFL"), ("        # validation\n", in_validation)]
     for step in signals:
         with_worker = ["loader.num_workers=1", "loader.prefetch_factor=1"] if step == 7 else []
         again = [*options, *with_worker]
@@ -92,7 +107,8 @@ def test_a_signal_saves_and_the_resumed_run_has_the_same_bits(options, finished,
         assert f"by a signal: saved at step {step}; continue with output_dir={run}" in text
         assert (run / REQUEUE_MARKER).exists()
         assert not (run / "summary.json").exists()
-    train("train.py", run, *options)
+    edits = [("    run.finish()\n", AT_THE_END)]
+    train("train.py", run, *options, edits=edits)
     assert_same_state(run, finished)
     assert summary_of(run)["val/loss"] == summary_of(finished)["val/loss"]
     assert not (run / REQUEUE_MARKER).exists()

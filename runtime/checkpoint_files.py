@@ -1,13 +1,14 @@
-"""Reading weights: from files of any library, and from the checkpoints of runs.
+"""Checkpoints and weights in files: which there are, and reading them.
 
-A checkpoint is a folder `step-00000120`. It holds `state.pt` and, of a run of `train_fsdp.py`, one
-`shard-*.pt` of each rank. Both are files of `torch.save` with tensors and plain values alone;
-`manifest.json` has their checksums. An empty file `best` says that no earlier checkpoint
-of the run was better.
+A checkpoint is a folder `checkpoints/step-00000120` of a run. It holds `state.pt` and, of a run of
+`train_fsdp.py`, one `shard-*.pt` of each rank. Both are files of `torch.save` with tensors and
+plain values alone; `manifest.json` has their checksums. An empty file `best` says that no earlier
+checkpoint of the run was better.
 """
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,14 @@ from torch import Tensor
 
 from conf.errors import UserError
 
-FORMAT = 3
+log = logging.getLogger(__name__)
+
+FORMAT = 4
 """Version of the folders; to be raised with each change that older ones do not fit."""
 
 STATE, MANIFEST, BEST = "state.pt", "manifest.json", "best"
+
+BEST_WEIGHTS = "model.safetensors"
 
 NAME = re.compile(r"\.?step-(\d+)(\.old)?")
 """A folder that one of the same step is about to replace is hidden, and ends with `.old`."""
@@ -51,6 +56,13 @@ def newest_first(folder: Path) -> list[Path]:
     return [path for *_, path in sorted(found, reverse=True)]
 
 
+def checkpoints_in(path: Path) -> list[Path]:
+    """Return the checkpoint at a path, or else those in it, which may be the folder of a run."""
+    if (path / MANIFEST).exists():
+        return [path]
+    return newest_first(path / "checkpoints") or newest_first(path)
+
+
 def best_of(paths: list[Path]) -> Path | None:
     """Return the best of a run's checkpoints, the newest first; None if no one is."""
     return next((path for path in paths if (path / BEST).exists()), None)
@@ -63,11 +75,8 @@ def fingerprint(path: Path) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint to the host; where it holds a tensor in shards, there is None.
-
-    Raises:
-        Exception: it is no checkpoint, damaged, or of another version; of any type.
-    """
+    """Read a checkpoint to the host; where it holds a tensor in shards, there is None. An error of
+    any type if it is no checkpoint, damaged, or of another version."""
     manifest = json.loads((folder / MANIFEST).read_text())
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']}, that of this version {FORMAT}")
@@ -107,12 +116,8 @@ def map_named(function: Callable[[str, Any], Any], tree: Any, name: str = "") ->
 
 
 def load_tensors(path: Path, mmap: bool = False) -> Any:
-    """Read a file of `torch.save` to the host, or with `mmap` each tensor when it is used.
-
-    Raises:
-        ValueError: it holds more than tensors and plain values, which may be code.
-        Exception: it is damaged; of any type.
-    """
+    """Read a file of `torch.save` to the host, or with `mmap` each tensor when it is used. An error
+    of any type if it is damaged, or holds more than tensors and plain values, which may be code."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
@@ -124,14 +129,8 @@ def load_tensors(path: Path, mmap: bool = False) -> Any:
 
 def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors by name from a `.safetensors` or `.pt` file, a checkpoint, or the folder of a
-    run.
-
-    Returns:
-        The tensors, and the facts about its data that a run wrote with them; {} for any other file.
-
-    Raises:
-        UserError: there is no such file, or it holds no weights.
-    """
+    run, and the facts about its data that a run wrote with them; {} for any other file. A UserError
+    if there is no such file, or it holds no weights."""
     path = weights_in(Path(source)) if Path(source).is_dir() else Path(source)
     facts: dict[str, Any] = {}
     try:
@@ -162,20 +161,48 @@ def read_weights(source: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def weights_in(run: Path) -> Path:
-    """Find the best weights in the folder of a run, or else its newest checkpoint, which it may be.
-
-    Raises:
-        UserError: there are none.
-    """
-    if (run / MANIFEST).exists():
-        return run
+    """Return the best weights in the folder of a run, or else its newest checkpoint, which it may
+    be; a UserError if there are none."""
     for folder in (run / "checkpoints", run):
-        published, checkpoints = folder / "model.safetensors", newest_first(folder)
-        if published.is_file():
-            return published
-        if checkpoints:
-            return best_of(checkpoints) or checkpoints[0]
+        if (folder / BEST_WEIGHTS).is_file():
+            return folder / BEST_WEIGHTS
+    found = checkpoints_in(run)
+    if not found:
+        raise UserError(
+            f"{run} has no weights; expected {run}/checkpoints/{BEST_WEIGHTS}, which a run writes "
+            "at the end of its first epoch"
+        )
+    return best_of(found) or found[0]
+
+
+def read_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
+    """Read the newest undamaged checkpoint that `resume` names, with its `path`; `folder` has the
+    run's own. None: there is nothing to resume. A UserError: there are only damaged ones, or none.
+
+    Another run's checkpoint comes without its best metrics: the weights that reached them are in
+    that run's folder.
+    """
+    if resume is None:
+        return None
+    found = newest_first(folder)  # a restart repeats the command
+    if found and resume != "auto":
+        log.info("resuming in %s, not from resume=%s: this run was started before", folder, resume)
+    elif not found and resume == "auto":
+        log.info("resume=auto: no checkpoint in %s, starting a fresh run", folder)
+        return None
+    elif not found:
+        found = checkpoints_in(Path(resume))
+    for path in found:
+        try:
+            state = read_state(path)
+        except Exception as error:  # damaged bytes raise errors of any type
+            reason = str(error).partition("\n")[0][:200] or repr(error)
+            log.warning("%s is damaged or not a checkpoint (%s)", path, reason)
+            continue
+        if path.parent.resolve() != folder.resolve():
+            state["progress"] |= {"best_metrics": {}, "best_by_class": {}}
+        return state | {"path": str(path)}
     raise UserError(
-        f"{run} has no weights; expected {run}/checkpoints/model.safetensors, which a run writes "
-        "at the end of its first epoch"
+        f"resume={resume}: there is no checkpoint that can be read ({len(found)} found); "
+        "give the folder of a run, one of its checkpoints/step-*, or auto"
     )
