@@ -23,6 +23,7 @@ RECTANGLE = ["y", "x", "height", "width"]
 def pytorch_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Loader:
     """Build the loader of a plan."""
     options, device, index = cfg.loader, transform.device, transform.index
+    is_in_memory = index.form == "pixels" and index.columns.folder is None
     num_workers = options.num_workers
     if num_workers is None:
         # Pixels in memory need none.
@@ -37,7 +38,8 @@ def pytorch_loader(plan: Plan, transform: ImageTransform, cfg: Config) -> Loader
     return Loader(
         *(plan, batches, transform, transform.info(plan), device),
         num_threads=cpus_per_rank(),
-        num_ahead=0 if num_workers else options.prefetch_factor,
+        # Digits in memory are copied in less time than it takes to wait for a thread.
+        num_ahead=0 if num_workers or is_in_memory else options.prefetch_factor,
     )
 
 
