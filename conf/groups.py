@@ -117,7 +117,7 @@ class LoaderConfig:
     """Worker processes per rank; 0: threads of the training process; null: 0 on a CPU, on a GPU one
     for each CPU of the rank but one. `python -m tools.bottleneck` finds the best number."""
     prefetch_factor: int = key(2, ranges.FROM_1)
-    """Batches prepared ahead by the threads of the training process, or by each worker."""
+    """Batches prepared ahead by each worker or, of files, by threads of the training process."""
     num_threads: int = key(0, ranges.FROM_0, "images")
     """CPU threads per worker or, without workers, per rank; 0: an equal share of all CPUs."""
 
